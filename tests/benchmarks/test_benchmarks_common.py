@@ -1,0 +1,92 @@
+import json
+
+import common
+import numpy as np
+import pytest
+
+
+def make_results(path, **options):
+    return common.Results(path, key=("method", "seed"), **{"one_machine": True, **options})
+
+
+def test_models_have_the_sizes_they_are_known_by():
+    assert common.tanh_cnn().count_params() == 26_010
+    assert common.mlp(784, 1000, 10).count_params() == 784 * 1000 + 1000 + 1000 * 10 + 10
+    assert common.mlp(64, 10).output_shape == (None, 10)
+
+
+def test_models_give_logits():
+    for model, shape in ((common.mlp(4, 3), (5, 4)), (common.tanh_cnn(), (5, 28, 28, 1))):
+        rows = model(np.random.default_rng(0).normal(size=shape)).numpy().sum(axis=1)
+        assert np.abs(rows - 1).max() > 1e-3
+
+
+def test_digits_split_is_fixed_and_complete():
+    x_train, y_train, x_test, y_test = common.digits()
+    again = common.digits()
+    assert len(x_train) + len(x_test) == 1797
+    assert len(x_test) == len(y_test) == 360
+    assert x_train.min() == 0
+    assert x_train.max() == 1
+    np.testing.assert_array_equal(x_test, again[2])
+    assert min(np.bincount(y_test)) > 30
+
+
+def test_mnist_reads_the_data_folder(tmp_path, monkeypatch):
+    images = np.arange(2 * 784, dtype=np.uint8).reshape(2, 28, 28)
+    labels = np.array([3, 1], np.uint8)
+    np.savez(
+        tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images[:1], y_test=labels[:1]
+    )
+    monkeypatch.setenv(common.DATA_DIR_VARIABLE, str(tmp_path))
+    x_train, y_train, x_test, _ = common.mnist()
+    np.testing.assert_allclose(x_train, images.reshape(2, 784) / 255, rtol=1e-6)
+    assert y_train.tolist() == [3, 1]
+    assert x_test.shape == (1, 784)
+
+
+def test_mnist_without_a_data_folder_names_the_variable(monkeypatch):
+    monkeypatch.delenv(common.DATA_DIR_VARIABLE, raising=False)
+    with pytest.raises(FileNotFoundError, match=common.DATA_DIR_VARIABLE):
+        common.mnist()
+
+
+def test_results_replace_the_row_of_the_same_key_and_survive_a_restart(tmp_path):
+    path = tmp_path / "deeper" / "results.json"
+    results = make_results(path)
+    results.put({"method": "a", "seed": 0, "accuracy": 0.5})
+    results.put({"method": "a", "seed": 1, "accuracy": 0.6})
+    results.put({"method": "a", "seed": 0, "accuracy": 0.7})
+    again = make_results(path)
+    assert again.find(method="a", seed=0)["accuracy"] == 0.7
+    assert again.find(method="a", seed=0, accuracy=0.5) is None
+    assert len(again.rows) == 2
+    stored = json.loads(path.read_text())
+    assert stored["machine"]["cores"] >= 1
+    assert "tensorflow" in stored["machine"]["versions"]
+    assert len(stored["runs"]) == 1
+    assert not path.with_suffix(".partial").exists()
+
+
+def test_results_of_another_machine_are_not_mixed_in(tmp_path):
+    path = tmp_path / "results.json"
+    make_results(path).put({"method": "a", "seed": 0})
+    stored = json.loads(path.read_text())
+    stored["machine"]["cpu"] = "another"
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="another machine.*--force"):
+        make_results(path)
+    assert len(make_results(path, one_machine=False).rows) == 1
+    assert make_results(path, force=True).rows == []
+
+
+def test_peak_memory_counts_what_was_freed_again():
+    block = np.ones(2**25)  # 256 MiB
+    with_block = common.peak_memory_mb()
+    del block
+    assert with_block > 256
+    assert common.peak_memory_mb() >= with_block
+
+
+def test_markdown_table():
+    assert common.markdown_table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"

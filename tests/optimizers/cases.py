@@ -1,0 +1,61 @@
+"""Every optimizer in every mode, and variables to put it on."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_adadp as dp
+
+SIGMA = 1.7
+OPTIMIZERS = {
+    "dpsgd": lambda **k: dp.DPSGD(**k),
+    "dpsgd_per_layer": lambda **k: dp.DPSGD(
+        l2_norm_clip={"first": 0.5, "": 2.0}, momentum=0.9, nesterov=True, **k
+    ),
+    "dpadam": lambda **k: dp.DPAdam(l2_norm_clip=0.3, **k),
+    "dprmsprop": lambda **k: dp.DPRMSprop(**k),
+    "adadp": lambda **k: dp.ADADP(l2_norm_clip=2.5, **k),
+    "adadp_root": lambda **k: dp.ADADP(prior_exponent=0.5, prior_decay=0.99, **k),
+    "adadp_local": lambda **k: dp.ADADP(clipping="local", warmup_steps=2, **k),
+    "adan": lambda **k: dp.ADAN(**k),
+    "adan_local": lambda **k: dp.ADAN(clipping="local", local_clip_factor=0.7, **k),
+}
+SHAPES = {"first/kernel": (7, 5), "first/bias": (5,), "second/kernel": (2, 3, 5, 1), "scale": ()}
+
+
+def make_variables():
+    """Keras variables of several ranks; their paths are the names in SHAPES."""
+    variables = []
+    for path, shape in SHAPES.items():
+        scope, _, name = path.rpartition("/")
+        with keras.name_scope(scope or "top"):
+            variables.append(
+                keras.Variable(np.zeros(shape, np.float32), trainable=True, name=name)
+            )
+    return variables
+
+
+def make(name, **arguments):
+    """A built optimizer with noise_multiplier SIGMA unless told."""
+    optimizer = OPTIMIZERS[name](**{"noise_multiplier": SIGMA, **arguments})
+    optimizer.build(make_variables())
+    return optimizer
+
+
+def random_grads(rng, rows, scale=1.0):
+    """Per-example gradients [rows, *shape] whose coordinates differ in size."""
+    return [
+        tf.constant(
+            scale * rng.normal(size=(rows, *shape)) * np.exp(rng.normal(size=shape)), tf.float32
+        )
+        for shape in SHAPES.values()
+    ]
+
+
+def advance(optimizer, rng, steps, rows=20, scale=1.0):
+    """Takes private steps on random gradients, so that the state is one that training reaches."""
+    direction = random_grads(rng, 1, scale)
+    for _ in range(steps):
+        grads = [d + g for d, g in zip(direction, random_grads(rng, rows, 0.3 * scale), strict=True)]
+        sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
+        optimizer.apply_private(sums, float(rows))

@@ -1,0 +1,82 @@
+"""Rule (R) for every optimizer at states that training reaches: Σ u²/s² ≤ 1/σ*²."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import OPTIMIZERS, SHAPES, SIGMA, advance, make, random_grads
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+def moved_by(optimizer, lot, example):
+    """‖u/s‖₂·σ* for u the change of the un-noised sum by one more example."""
+    clipping_set = optimizer.clipping_set()
+    stddevs = clipping_set.noise_stddev(SIGMA, len(SHAPES))
+    rows = len(lot[0])
+    both = [tf.concat([a, b], 0) for a, b in zip(lot, example, strict=True)]
+    without = clipping_set.clipped_sum(both, tf.constant([1.0] * rows + [0.0]))
+    with_it = clipping_set.clipped_sum(both, tf.ones([rows + 1]))
+    total = 0.0
+    for a, b, s in zip(with_it, without, stddevs, strict=True):
+        u = a.numpy().astype(np.float64) - b.numpy()
+        s = np.broadcast_to(s.numpy().astype(np.float64), u.shape)
+        assert not np.any(u[s == 0])
+        total += np.sum((u[s > 0] / s[s > 0]) ** 2)
+    return np.sqrt(total) * SIGMA
+
+
+@pytest.fixture(scope="module", params=sorted(OPTIMIZERS))
+def trained(request):
+    optimizer = make(request.param)
+    advance(optimizer, np.random.default_rng(5), 30)
+    return optimizer
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    seed=st.integers(0, 2**31),
+    exponent=st.floats(-30, 30),
+    sparse=st.booleans(),
+    rows=st.integers(0, 2),
+)
+def test_one_adversarial_example_moves_the_sum_by_at_most_one_over_sigma(
+    trained, seed, exponent, sparse, rows
+):
+    rng = np.random.default_rng(seed)
+    example = random_grads(rng, 1, 10.0**exponent)
+    if sparse:
+        keep = rng.integers(len(SHAPES))
+        example = [e if i == keep else tf.zeros_like(e) for i, e in enumerate(example)]
+    assert moved_by(trained, random_grads(rng, rows), example) <= 1 + 1e-5
+
+
+def test_the_bound_is_reached(trained):
+    """The noise is no larger than needed: a huge example in a corner of K moves the sum by 1/σ*."""
+    stddevs = trained.clipping_set().noise_stddev(SIGMA, len(SHAPES))
+    example = [
+        1e4 * tf.broadcast_to(s, shape)[None] / tf.reduce_max(s)
+        for s, shape in zip(stddevs, SHAPES.values(), strict=True)
+    ]
+    assert moved_by(trained, [e[:0] for e in example], example) == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_non_finite_example_contributes_zero(trained, bad):
+    example = random_grads(np.random.default_rng(0), 1)
+    example[0] = tf.tensor_scatter_nd_update(example[0], [[0, 2, 3]], [bad])
+    assert moved_by(trained, random_grads(np.random.default_rng(1), 2), example) == 0.0
+
+
+def test_a_set_that_is_too_large_for_its_noise_is_caught(trained):
+    """The property above can fail: it does when σ* is overstated by 1 %."""
+    stddevs = trained.clipping_set().noise_stddev(SIGMA, len(SHAPES))
+    example = [
+        1e4 * tf.broadcast_to(s, shape)[None] / tf.reduce_max(s)
+        for s, shape in zip(stddevs, SHAPES.values(), strict=True)
+    ]
+    assert 1.01 * moved_by(trained, [e[:0] for e in example], example) > 1 + 1e-5

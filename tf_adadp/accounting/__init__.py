@@ -1,0 +1,46 @@
+"""What training with differential privacy costs.
+
+Needs NumPy, SciPy and dp_accounting, never TensorFlow: budgets can be planned and ledgers checked
+on any machine.
+
+  * `epsilon`, `delta`, `calibrate_noise_multiplier`, `max_steps`: plan training by Poisson lots.
+  * `PoissonSampling`, `FixedSizeSampling`, `UnknownSampling`: how lots were sampled, and the
+    `dp_accounting` event of one step on such a lot.
+  * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
+  * `rdp_theorem1`, `Theorem1Accountant`: the bound of the ADADP paper.
+
+Accountants are named "rdp", "pld" and "theorem1". `PrivacyWarning` is the category of warnings
+about figures that are correct but easily misread.
+"""
+
+from tf_adadp.accounting.accountants import ACCOUNTANTS
+from tf_adadp.accounting.api import calibrate_noise_multiplier, delta, epsilon, max_steps
+from tf_adadp.accounting.bounds import Theorem1Accountant, rdp_theorem1
+from tf_adadp.accounting.entry import LedgerEntry
+from tf_adadp.accounting.events import decode_event, encode_event
+from tf_adadp.accounting.laws import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingLaw,
+    UnknownSampling,
+)
+from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
+
+__all__ = [
+    "ACCOUNTANTS",
+    "FixedSizeSampling",
+    "LedgerEntry",
+    "PoissonSampling",
+    "PrivacyLedger",
+    "PrivacyWarning",
+    "SamplingLaw",
+    "Theorem1Accountant",
+    "UnknownSampling",
+    "calibrate_noise_multiplier",
+    "decode_event",
+    "delta",
+    "encode_event",
+    "epsilon",
+    "max_steps",
+    "rdp_theorem1",
+]

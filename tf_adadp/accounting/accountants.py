@@ -1,0 +1,206 @@
+"""ε and δ of a composition of events, by one of three accountants.
+
+"rdp" and "pld" are `dp_accounting`'s RdpAccountant and PLDAccountant, "theorem1" is
+`Theorem1Accountant`. Rényi bounds add up over releases, so the two Rényi accountants are read from
+a cached vector per distinct event: a reading costs 0.2 ms however many releases there were.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Iterable
+
+import dp_accounting
+import numpy as np
+from dp_accounting import pld, rdp
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
+
+from tf_adadp.accounting.bounds import Theorem1Accountant, classical_delta, classical_epsilon
+from tf_adadp.accounting.events import event_from_key, event_key, is_non_private
+
+ACCOUNTANTS = ("rdp", "pld", "theorem1")
+_Relation = dp_accounting.NeighboringRelation
+_RENYI = {
+    "rdp": (rdp.RdpAccountant, lambda *args: compute_epsilon(*args)[0]),
+    "theorem1": (Theorem1Accountant, classical_epsilon),
+}
+_RENYI_DELTA = {"rdp": lambda *args: compute_delta(*args)[0], "theorem1": classical_delta}
+
+# A privacy loss distribution is a grid of step 1e-4 from about −ε to ε. Past this ε the grid's
+# memory and time get out of hand, and no such ε means anything.
+_MAX_PLD_EPSILON = 2000.0
+
+
+def check_accountant(name: str) -> str:
+    """Returns `name` if it is a known accountant, else raises a ValueError that lists them."""
+    if name not in ACCOUNTANTS:
+        known = ", ".join(map(repr, ACCOUNTANTS))
+        raise ValueError(f"unknown accountant {name!r}; choose one of {known}.")
+    return name
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """Counts of events on one data set under one neighbouring relation.
+
+    Attributes:
+      charges: pairs (canonical event, see `event_key`; how often it happened, ≥ 1), distinct.
+      relation: the neighbouring relation. The multiplier in every event is noise over the
+        sensitivity under THIS relation.
+    """
+
+    charges: tuple[tuple[str, int], ...]
+    relation: dp_accounting.NeighboringRelation
+
+    @classmethod
+    def of(
+        cls,
+        counted_events: Iterable[tuple[dp_accounting.DpEvent, int]],
+        relation: dp_accounting.NeighboringRelation = _Relation.ADD_OR_REMOVE_ONE,
+    ) -> "Composition":
+        """Builds a composition, adding up equal events and dropping zero counts."""
+        return cls((), relation).plus((event_key(event), count) for event, count in counted_events)
+
+    def plus(self, charges: Iterable[tuple[str, int]]) -> "Composition":
+        """Returns this composition with further (canonical event, count) pairs."""
+        counts = dict(self.charges)
+        for key, count in charges:
+            if count:
+                counts[key] = counts.get(key, 0) + count
+        return Composition(tuple(counts.items()), self.relation)
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """Returns ε at δ in (0, 1); 0 for nothing, ∞ for anything non-private.
+
+        Raises:
+          ValueError: unknown accountant, or one that cannot analyse an event of this composition.
+        """
+        check_accountant(accountant)
+        if not self.charges:
+            return 0.0
+        if self._is_non_private():
+            return math.inf
+        if accountant == "pld":
+            return float(_pld_accountant(self).get_epsilon(delta))
+        return float(_RENYI[accountant][1](*self._rdp(accountant), delta))
+
+    def delta(self, epsilon: float, accountant: str) -> float:
+        """Returns δ at a finite ε ≥ 0; 0 for nothing, 1 for anything non-private.
+
+        Raises:
+          ValueError: as `epsilon`.
+        """
+        check_accountant(accountant)
+        if not self.charges:
+            return 0.0
+        if self._is_non_private():
+            return 1.0
+        if accountant == "pld":
+            return float(_pld_accountant(self).get_delta(epsilon))
+        return float(_RENYI_DELTA[accountant](*self._rdp(accountant), epsilon))
+
+    def _is_non_private(self) -> bool:
+        return any(_non_private_key(key) for key, _ in self.charges)
+
+    def _rdp(self, accountant: str) -> tuple[np.ndarray, np.ndarray]:
+        """The orders and the composed Rényi bound at each."""
+        vectors = [_event_rdp(key, self.relation, accountant) for key, _ in self.charges]
+        counts = [count for _, count in self.charges]
+        orders = vectors[0][0]
+        return orders, sum(count * step for count, (_, step) in zip(counts, vectors, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _non_private_key(key: str) -> bool:
+    return is_non_private(event_from_key(key))
+
+
+@contextlib.contextmanager
+def _without_excluded_order_warnings():
+    """Silences dp_accounting's log line for every order it leaves out: that order is charged ∞."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "Excluding this order" not in str(record.msg)
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+@functools.lru_cache(maxsize=1024)
+def _event_rdp(
+    key: str, relation: dp_accounting.NeighboringRelation, accountant: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Orders and Rényi bound of one event; computing it takes about 20 ms."""
+    renyi_accountant = _RENYI[accountant][0](neighboring_relation=relation)
+    orders = renyi_accountant.orders
+    try:
+        with np.errstate(all="ignore"), _without_excluded_order_warnings():
+            step = _compose(renyi_accountant, event_from_key(key), 1, accountant).rdp
+    except (ZeroDivisionError, OverflowError):  # noise so small that its square is zero
+        step = np.full(len(orders), np.inf)
+    # NaN or a negative bound is a failure of floating point, which the conversion would read as
+    # ε = 0. An order that failed is left out.
+    step = np.where(step >= 0, step, np.inf)
+    step.flags.writeable = orders.flags.writeable = False
+    return orders, step
+
+
+@functools.lru_cache(maxsize=8)
+def _pld_accountant(composition: Composition) -> pld.PLDAccountant:
+    """The PLD accountant of a composition; from a hundredth of a second to many seconds."""
+    counted_events = [(event_from_key(key), count) for key, count in composition.charges]
+    relation = composition.relation
+    if relation is _Relation.REPLACE_ONE:
+        # Some versions of the PLD accountant double the sensitivity under REPLACE_ONE. Our events
+        # already state noise over the replace-one sensitivity, and a Gaussian of that multiplier
+        # has one privacy loss distribution whatever the relation.
+        for event, _ in counted_events:
+            _require_unsampled_gaussian(event)
+        relation = _Relation.ADD_OR_REMOVE_ONE
+    _refuse_huge_grid(composition)
+    accountant = pld.PLDAccountant(relation)
+    for event, count in counted_events:
+        _compose(accountant, event, count, "pld")
+    return accountant
+
+
+def _require_unsampled_gaussian(event: dp_accounting.DpEvent) -> None:
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        _require_unsampled_gaussian(event.event)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            _require_unsampled_gaussian(part)
+    elif not isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.NoOpDpEvent):
+        raise _cannot_analyse("pld", event, "under REPLACE_ONE only plain Gaussians are known.")
+
+
+def _refuse_huge_grid(composition: Composition) -> None:
+    try:
+        rough = composition.epsilon(1e-5, "rdp")
+    except ValueError:  # an event that only the PLD accountant knows
+        return
+    if rough > _MAX_PLD_EPSILON:
+        raise ValueError(
+            f'accountant="pld" would need a grid up to epsilon ≈ {rough:.4g} (limit '
+            f'{_MAX_PLD_EPSILON:g}). Use accountant="rdp", or more noise.'
+        )
+
+
+def _compose(accountant, event: dp_accounting.DpEvent, count: int, name: str):
+    try:
+        return accountant.compose(event, count)
+    except dp_accounting.UnsupportedEventError as error:
+        raise _cannot_analyse(name, event, str(error)) from error
+
+
+def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, why: str) -> ValueError:
+    others = " or ".join(f'"{name}"' for name in ACCOUNTANTS if name != accountant)
+    return ValueError(
+        f'accountant="{accountant}" cannot analyse {event}. Try accountant={others}. ({why})'
+    )

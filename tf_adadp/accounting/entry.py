@@ -1,0 +1,121 @@
+"""One entry of a privacy ledger, checked on construction."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.events import decode_event, encode_event, sampling_parts
+from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
+
+_Relation = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerEntry:
+    """`count` equal releases in a row.
+
+    Attributes:
+      id: a random identifier; entries with the same id in two ledgers are the same releases.
+      event: what one release is.
+      count: how many there were, ≥ 1.
+      law: how the records were sampled, or None where the release used all of them or the event
+        says all there is to say.
+      neighboring_relation: the relation the event is stated for; None under an unknown law.
+      origin: who released, for people to read.
+      reproducible_noise: True if the noise came from a given seed.
+    """
+
+    id: str
+    event: dp_accounting.DpEvent
+    count: int
+    law: SamplingLaw | None
+    neighboring_relation: dp_accounting.NeighboringRelation | None
+    origin: str | None
+    reproducible_noise: bool
+
+    def __post_init__(self):
+        if not isinstance(self.id, str) or not self.id:
+            raise ValueError(f"id must be a non-empty string, got {self.id!r}.")
+        if not (self.law is None or isinstance(self.law, SamplingLaw)):
+            raise ValueError(f"law must be a sampling law or None, got {self.law!r}.")
+        if not (self.origin is None or isinstance(self.origin, str)):
+            raise ValueError(f"origin must be a string or None, got {self.origin!r}.")
+        if not isinstance(self.reproducible_noise, bool):
+            raise ValueError(
+                f"reproducible_noise must be True or False, got {self.reproducible_noise!r}."
+            )
+        object.__setattr__(self, "count", _checks.count(self.count))
+        object.__setattr__(self, "neighboring_relation", self._resolved_relation())
+        encode_event(self.event)  # refuses unknown events and numbers out of range
+        self._check_event_against_law()
+
+    def _resolved_relation(self) -> dp_accounting.NeighboringRelation | None:
+        stated = self.neighboring_relation
+        if not (stated is None or isinstance(stated, _Relation)):
+            raise ValueError(
+                f"neighboring_relation must be a dp_accounting.NeighboringRelation, got {stated!r}."
+            )
+        if self.law is None:
+            return stated or _Relation.ADD_OR_REMOVE_ONE
+        if stated not in (None, self.law.neighboring_relation):
+            raise ValueError(
+                f"neighboring_relation={stated.name} contradicts the law ({self.law.describe()}), "
+                "which brings its own. Leave neighboring_relation out."
+            )
+        return self.law.neighboring_relation
+
+    def _check_event_against_law(self) -> None:
+        if self.law is None or isinstance(self.law, UnknownSampling):
+            return
+        for part in sampling_parts(self.event):
+            if not self.law.matches(part):
+                raise ValueError(
+                    f"event {part} does not sample by the law given ({self.law.describe()}). "
+                    "Build the event with law.event(noise_multiplier)."
+                )
+
+    def repeats(self, other: "LedgerEntry") -> bool:
+        """Whether both entries record the same kind of release."""
+        return self._release() == other._release()
+
+    def _release(self) -> tuple:
+        return (
+            self.event,
+            self.law,
+            self.neighboring_relation,
+            self.origin,
+            self.reproducible_noise,
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns a JSON-able dict."""
+        relation = self.neighboring_relation
+        return {
+            "id": self.id,
+            "count": self.count,
+            "event": encode_event(self.event),
+            "law": None if self.law is None else self.law.to_config(),
+            "neighboring_relation": None if relation is None else relation.name,
+            "origin": self.origin,
+            "reproducible_noise": self.reproducible_noise,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "LedgerEntry":
+        """Builds the entry that `to_config` wrote; ValueError for anything else."""
+        if not isinstance(config, Mapping):
+            raise ValueError(f"an entry must be a mapping, got {config!r}.")
+        fields = dict(config)
+        law, relation = fields.get("law"), fields.get("neighboring_relation")
+        if relation is not None and relation not in list(_Relation.__members__):
+            raise ValueError(f"unknown neighboring_relation {relation!r}.")
+        fields["event"] = decode_event(fields.get("event"))
+        fields["law"] = None if law is None else SamplingLaw.from_config(law)
+        fields["neighboring_relation"] = None if relation is None else _Relation[relation]
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(f"an entry has wrong fields: {error}.") from error

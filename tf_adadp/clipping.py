@@ -1,0 +1,539 @@
+"""The sets K that one example's contribution is clipped into, and the noise that fits them.
+
+Each example contributes one vector v of a set K that is fixed before the step's data is looked at,
+and Σ v + N(0, diag(s²)) is released. Under add-or-remove neighbours a step costs at most one
+Gaussian mechanism of multiplier σ* if
+
+    sup over v in K of Σ_i v_i² / s_i² ≤ 1/σ*²                                                  (R)
+
+(Lemma 1 of ADADP, Xu et al. 2019, for any K). Every set below meets (R) with equality, up to a
+float32 margin on the safe side; replace-one neighbours double the sensitivity, so they cost σ*/2.
+
+| set | K | s |
+|---|---|---|
+| `L2Ball` | ‖v‖₂ ≤ C | σ*·C |
+| `LayerBalls` | ‖v_l‖₂ ≤ C_l | σ*·√(Σ C_k²), or σ*·√groups·C_l |
+| `Box` | abs(v_i) ≤ c_i | three choices, see there |
+| `Ellipsoid` | ‖v/b‖₂ ≤ 1 | σ*·b |
+| `Normalized` | ‖v‖₂ < 1 | σ* |
+| `Switch` | one of two sets | that set's |
+
+**Float32.** A norm of n float32 terms is off by up to n·2⁻²⁴ when they are added in a row, as a
+compiled inner product does: 1 % was seen at 784,000 terms, and a "clipped" vector is then 1 % too
+long. Here squares are added in a tree of blocks of at most 32 terms, so that the error is at most
+(Σ block sizes)/2·2⁻²⁴ whatever order a device adds in, and each vector is clipped by that upper
+bound of its norm: for 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound and never more
+than one rounding beyond it. Norms are sums, never matrix products: on some devices products round
+their inputs to 10 or 7 bits. What is left is the rounding of the float32 sum over examples, which
+no choice of K covers.
+"""
+
+import abc
+import math
+import numbers
+
+import tensorflow as tf
+
+_ROUNDOFF = 2.0**-24
+# Squares of entries below 1e-19 are lost to underflow; above this bound they cannot matter.
+_SMALLEST_BOUND, _LARGEST_BOUND = 1e-10, 1e10
+# Scales and box bounds below this count as zero: their reciprocals would overflow.
+_SMALLEST_SCALE = 2.0**-100
+# A smaller share of the largest weight is raised to this: its noise would be without bound.
+_SMALLEST_WEIGHT = 1e-6
+# More terms in one block, and XLA's CPU compiler splits the loop again and runs four times slower.
+_LARGEST_BLOCK = 32
+
+
+class ClippingSet(abc.ABC):
+    """A set K of vectors, one block per trainable variable, fixed before the step's data.
+
+    Its tensors come from public constants and past releases only; a set is immutable, and is made
+    anew for each step inside the graph that uses it. The methods work eagerly, in `tf.function`, in
+    `tf.while_loop` and under `jit_compile=True`, with a static or a dynamic number of rows, and do
+    the same work whatever the gradients are.
+
+    Formal guarantee: for any gradients, adding or removing one row changes `clipped_sum` by a
+    vector u with ‖u/s‖₂ ≤ 1/σ*, s = `noise_stddev(σ*, …)`.
+    """
+
+    @property
+    def center(self):
+        """None, or the list of tensors a (one per variable) that K is centred at.
+
+        With a centre, rows contribute clip(g − a), absent rows 0, and whoever releases the sum adds
+        (expected lot size)·a back after the noise.
+        """
+        return None
+
+    @abc.abstractmethod
+    def clip(self, grads):
+        """Clips each row into K.
+
+        Args:
+            grads: list of tensors [B, *shape_v] of any float dtype, one per variable.
+
+        Returns:
+            list of float32 tensors [B, *shape_v]. The terms of `clipped_sum`: a readable form for
+            tests and inspection that holds all rows in memory.
+        """
+
+    @abc.abstractmethod
+    def clipped_sum(self, grads, mask):
+        """Sums the clipped rows.
+
+        Args:
+            grads: list of tensors [B, *shape_v] of any float dtype, one per variable; B may be 0.
+            mask: float32 [B], multiplies each CLIPPED row: 1 for a real row, 0 for padding. Values
+                outside [0, 1], NaN included, are pulled in: a larger one would be a sensitivity.
+
+        Returns:
+            list of float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row with a non-finite
+            entry in any variable, or whose norm overflows float32 (its square does, above
+            1.8·10¹⁹), contributes exactly 0.
+        """
+
+    @abc.abstractmethod
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """The noise s that meets (R).
+
+        Args:
+            noise_multiplier: σ* ≥ 0, a float or scalar tensor.
+            num_variables: the length of `grads`.
+
+        Returns:
+            list of `num_variables` float32 tensors, scalars or of shapes that broadcast to shape_v.
+
+        Raises:
+            ValueError: where the set was made for another number of variables.
+        """
+
+
+class _ScaledRows(ClippingSet):
+    """A set whose clip is: row ↦ unit ∘ (vector / divisor), the divisor from the row's norms."""
+
+    @abc.abstractmethod
+    def _scaled(self, grads):
+        """Of float32 gradients, returns (vectors, ok, divisors, units).
+
+        Per variable a vector [B, *shape_v], a divisor [B] and None or a unit that broadcasts to
+        shape_v; ok [B] says which rows are finite.
+        """
+
+    def clip(self, grads):
+        return [
+            rows if unit is None else rows * unit for rows, unit in self._weighted_rows(grads, 1.0)
+        ]
+
+    def clipped_sum(self, grads, mask):
+        mask = tf.cast(mask, tf.float32)
+        mask = tf.where(mask > 0.0, tf.minimum(mask, 1.0), 0.0)
+        sums = []
+        for rows, unit in self._weighted_rows(grads, mask):
+            # Not a matrix product with the weights: that may round its inputs, see above.
+            total = tf.reduce_sum(rows, axis=0)
+            sums.append(total if unit is None else total * unit)
+        return sums
+
+    def _weighted_rows(self, grads, mask):
+        vectors, ok, divisors, units = self._scaled(_float32(grads))
+        for vector, divisor, unit in zip(vectors, divisors, units, strict=True):
+            # The quotient comes last: XLA stores the results of divisions, and would work out
+            # anything cheaper again for every entry of every row.
+            weight = tf.where(ok, mask, 0.0) / tf.where(ok, divisor, 1.0)
+            weight = tf.reshape(weight, [-1] + [1] * (vector.shape.rank - 1))
+            # 0·NaN is NaN, so bad rows go before the product.
+            yield tf.where(weight > 0.0, vector, 0.0) * weight, unit
+
+
+class L2Ball(_ScaledRows):
+    """‖v‖₂ ≤ C over all variables: v = g·min(1, C/‖g‖₂), s = σ*·C.
+
+    DP-SGD (Abadi et al. 2016, Algorithm 1). For a radius that is a tensor, use
+    `Ellipsoid([radius] * num_variables)`.
+
+    Args:
+        l2_norm_clip: C, a number in [1e-10, 1e10].
+    """
+
+    def __init__(self, l2_norm_clip):
+        self._l2_norm_clip = _bound("l2_norm_clip", l2_norm_clip)
+
+    def _scaled(self, grads):
+        squares, slack = _squared_norms(grads)
+        divisor = tf.maximum(_upper_norm(squares, slack) / self._l2_norm_clip, 1.0)
+        return grads, tf.math.is_finite(squares), [divisor] * len(grads), [None] * len(grads)
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """σ*·C for each variable."""
+        return [_times(noise_multiplier, self._l2_norm_clip)] * num_variables
+
+
+class LayerBalls(_ScaledRows):
+    """‖v_l‖₂ ≤ C_l for each group l of variables, each clipped by its own norm.
+
+    The noise is s = σ*·√(Σ_k C_k²) everywhere (`allocation="global"`, the L2 sensitivity of the
+    whole vector), or s_l = σ*·√(number of groups)·C_l (`"proportional"`: the same ratio of noise to
+    bound in each group).
+
+    Args:
+        bounds: one number C_l in [1e-10, 1e10] per group.
+        groups: per variable, the index of its group in `bounds`. None: each variable is a group.
+        allocation: "global" or "proportional".
+    """
+
+    def __init__(self, bounds, groups=None, allocation="global"):
+        self._bounds = tuple(_bound(f"bounds[{i}]", b) for i, b in enumerate(bounds))
+        self._groups = tuple(range(len(self._bounds)) if groups is None else groups)
+        if set(self._groups) != set(range(len(self._bounds))):
+            raise ValueError(
+                f"groups={list(self._groups)} for {len(self._bounds)} bounds: give each variable "
+                f"the index (0 to {len(self._bounds) - 1}) of its group, and leave no group empty."
+            )
+        if allocation not in ("global", "proportional"):
+            raise ValueError(f"allocation={allocation!r}: give 'global' or 'proportional'.")
+        self._allocation = allocation
+
+    def _scaled(self, grads):
+        _check_length("groups", self._groups, len(grads))
+        totals, divisors = [], []
+        for group, bound in enumerate(self._bounds):
+            squares, slack = _squared_norms(
+                [g for g, member_of in zip(grads, self._groups, strict=True) if member_of == group]
+            )
+            totals.append(squares)
+            divisors.append(tf.maximum(_upper_norm(squares, slack) / bound, 1.0))
+        ok = tf.math.is_finite(tf.add_n(totals))
+        return grads, ok, [divisors[group] for group in self._groups], [None] * len(grads)
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """One scalar per variable, see `allocation`."""
+        _check_length("groups", self._groups, num_variables)
+        if self._allocation == "global":
+            return [_times(noise_multiplier, math.hypot(*self._bounds))] * num_variables
+        root = math.sqrt(len(self._bounds))
+        return [_times(noise_multiplier, root * self._bounds[group]) for group in self._groups]
+
+
+class Box(_ScaledRows):
+    """abs(v_i) ≤ c_i for each coordinate: v_i = max(−c_i, min(c_i, g_i)).
+
+    The noise is s_i = σ*·t_i·√(Σ_j (c_j/t_j)²) for a shape t of choice, sums over the m coordinates
+    with c > 0; so (R) holds with equality (at a corner of the box) whatever the shape:
+
+    - `"adadp"`: t = c, s_i = σ*·c_i·√m (ADADP's local clipping, Xu et al. 2019, Algorithm 1);
+    - `"least_squares"`: t = √c, s_i² = σ*²·c_i·Σ_j c_j, the least Σ s_i²;
+    - a list of weights w: t_i = c_i^(2/3)·abs(w_i)^(−1/3), the least Σ abs(w_i)·s_i,
+      s_i = σ*·(Σ_j (c_j·abs(w_j))^(2/3))^(1/2)·t_i (DPOPT's objective). Weights below 1e-6 of the
+      largest are raised to that, and all-zero weights count as equal.
+
+    A coordinate with c_i = 0 (or below 2⁻¹⁰⁰) gets v_i = 0 and s_i = 0.
+
+    Args:
+        bounds: c, per variable a tensor of exactly the variable's shape.
+        allocation: "adadp", "least_squares", or w: per variable a tensor of that shape too.
+    """
+
+    def __init__(self, bounds, allocation="adadp"):
+        self._bounds = tuple(_without_tiny(c) for c in bounds)
+        self._weights = None
+        if not isinstance(allocation, str):
+            self._weights = tuple(tf.cast(w, tf.float32) for w in allocation)
+            shapes = [tuple(c.shape) for c in self._bounds]
+            if [tuple(w.shape) for w in self._weights] != shapes:
+                raise ValueError(
+                    f"allocation has weights of shapes {[tuple(w.shape) for w in self._weights]} "
+                    f"for bounds of shapes {shapes}: give one weight per coordinate."
+                )
+        elif allocation not in ("adadp", "least_squares"):
+            raise ValueError(
+                f"allocation={allocation!r}: give 'adadp', 'least_squares' or a list of weights."
+            )
+        self._allocation = allocation
+
+    def _scaled(self, grads):
+        _check_length("bounds", self._bounds, len(grads))
+        for c, grad in zip(self._bounds, grads, strict=True):
+            if tuple(c.shape) != tuple(grad.shape[1:]):
+                # A bound that stood for several coordinates would be counted once in the noise.
+                raise ValueError(
+                    f"bounds of shape {tuple(c.shape)} for a variable of shape "
+                    f"{tuple(grad.shape[1:])}: give one bound per coordinate."
+                )
+        squares, _ = _squared_norms(grads)
+        vectors = [tf.clip_by_value(g, -c, c) for g, c in zip(grads, self._bounds, strict=True)]
+        ones = [tf.ones_like(squares)] * len(grads)
+        return vectors, tf.math.is_finite(squares), ones, [None] * len(grads)
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """One tensor of the variable's shape each, see `allocation`."""
+        _check_length("bounds", self._bounds, num_variables)
+        shape = self._noise_shape()
+        ratios = [
+            tf.math.divide_no_nan(c, t)[None] for c, t in zip(self._bounds, shape, strict=True)
+        ]
+        norm = _upper_norm(*_squared_norms(ratios))
+        return [_times(noise_multiplier, norm[0]) * t for t in shape]
+
+    def _noise_shape(self):
+        if self._weights is None:
+            return [c if self._allocation == "adadp" else tf.sqrt(c) for c in self._bounds]
+        weights = [tf.abs(w) for w in self._weights]
+        largest = tf.reduce_max([tf.reduce_max(w) for w in weights])
+        weights = [tf.where(largest > 0.0, w / largest, 1.0) for w in weights]
+        return [
+            tf.pow(c, 2 / 3) * tf.pow(tf.maximum(w, _SMALLEST_WEIGHT), -1 / 3)
+            for c, w in zip(self._bounds, weights, strict=True)
+        ]
+
+
+class Ellipsoid(_ScaledRows):
+    """‖v/b‖₂ ≤ 1 with v = b∘w·min(1, 1/‖w‖₂), w = (g − a)/b, and s = σ*·b.
+
+    AdaCliP (Pichapati et al. 2019, Algorithm 1); ADADP's set with a = 0. w is formed for each row
+    and coordinate before its norm, so nothing cancels however large a/b is, and the guarantee does
+    not depend on the rounding of w. A coordinate with b_i = 0 (or below 2⁻¹⁰⁰) gets v_i = s_i = 0.
+
+    Args:
+        scales: b ≥ 0, per variable a tensor that broadcasts to the variable's shape.
+        center: a, per variable a tensor that broadcasts likewise, or None for 0.
+    """
+
+    def __init__(self, scales, center=None):
+        self._scales = tuple(_without_tiny(b) for b in scales)
+        # Here and not where it is used: a compiled body would divide again for every row.
+        self._inverse_scales = tuple(tf.math.reciprocal_no_nan(b) for b in self._scales)
+        self._center = None
+        if center is not None:
+            self._center = tuple(tf.cast(a, tf.float32) for a in center)
+            _check_length("center", self._center, len(self._scales))
+
+    @property
+    def center(self):
+        """The tensors a, or None."""
+        return None if self._center is None else list(self._center)
+
+    def _scaled(self, grads):
+        _check_length("scales", self._scales, len(grads))
+        centers = [None] * len(grads) if self._center is None else self._center
+        ratios = []
+        for grad, inverse, a in zip(grads, self._inverse_scales, centers, strict=True):
+            _check_broadcasts("scales", inverse, grad)
+            if a is not None:
+                _check_broadcasts("center", a, grad)
+                grad -= a
+            # Where b = 0 the inverse is 0, and a NaN still reaches the norm and drops its row.
+            ratios.append(grad * inverse)
+        squares, slack = _squared_norms(ratios)
+        divisor = tf.maximum(_upper_norm(squares, slack), 1.0)
+        return ratios, tf.math.is_finite(squares), [divisor] * len(grads), self._scales
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """σ*·b, of the shapes of `scales`."""
+        _check_length("scales", self._scales, num_variables)
+        return [_times(noise_multiplier, b) for b in self._scales]
+
+
+class Normalized(_ScaledRows):
+    """v = g/(‖g‖₂ + γ), so ‖v‖₂ < 1, and s = σ*: there is no clip norm to tune.
+
+    AUTO-S (Bu et al. 2022, "Automatic clipping", eq. 4.1). The bound 1 is approached, not reached.
+
+    Args:
+        gamma: γ, a number in [1e-10, 1e10].
+    """
+
+    def __init__(self, gamma=0.01):
+        self._gamma = _bound("gamma", gamma)
+
+    def _scaled(self, grads):
+        squares, slack = _squared_norms(grads)
+        divisor = _upper_norm(squares, slack) + self._gamma
+        return grads, tf.math.is_finite(squares), [divisor] * len(grads), [None] * len(grads)
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """σ* for each variable."""
+        return [_times(noise_multiplier, 1.0)] * num_variables
+
+
+class Switch(ClippingSet):
+    """`if_true` where `predicate` holds, else `if_false`; a warm-up, for instance.
+
+    Args:
+        predicate: scalar boolean, a function of RELEASED state and public constants only: which
+            set was used can be read off the noise.
+        if_true: a ClippingSet.
+        if_false: a ClippingSet for the same variables. Only the chosen one clips.
+    """
+
+    def __init__(self, predicate, if_true, if_false):
+        self._predicate = tf.convert_to_tensor(predicate, tf.bool)
+        self._if_true = if_true
+        self._if_false = if_false
+
+    @property
+    def center(self):
+        """That of the chosen set; 0 where it has none and the other has one."""
+        first, second = self._if_true.center, self._if_false.center
+        if first is None and second is None:
+            return None
+        first = first or [tf.zeros_like(a) for a in second]
+        second = second or [tf.zeros_like(a) for a in first]
+        return self._choose(first, second)
+
+    def clip(self, grads):
+        """The rows clipped into the chosen set."""
+        return tf.cond(
+            self._predicate, lambda: self._if_true.clip(grads), lambda: self._if_false.clip(grads)
+        )
+
+    def clipped_sum(self, grads, mask):
+        """The sum of the rows clipped into the chosen set."""
+        return tf.cond(
+            self._predicate,
+            lambda: self._if_true.clipped_sum(grads, mask),
+            lambda: self._if_false.clipped_sum(grads, mask),
+        )
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """That of the chosen set."""
+        return self._choose(
+            self._if_true.noise_stddev(noise_multiplier, num_variables),
+            self._if_false.noise_stddev(noise_multiplier, num_variables),
+        )
+
+    def _choose(self, first, second):
+        return [tf.where(self._predicate, a, b) for a, b in zip(first, second, strict=True)]
+
+
+def bounds_for(variable_paths, l2_norm_clip):
+    """Turns the argument `l2_norm_clip` of an optimizer into the bounds of a set.
+
+    Args:
+        variable_paths: paths of the trainable variables, such as "sequential/dense/kernel".
+        l2_norm_clip: a number, or a dict {prefix: number}. A variable belongs to the longest prefix
+            that its path starts with ("" starts them all; end a prefix with "/" to tell "dense_1/"
+            from "dense_10/"), and the variables of one prefix form one group with one norm.
+
+    Returns:
+        a float (for `L2Ball`), or `(bounds, groups)`, the arguments of `LayerBalls`: a bound per
+        prefix and the index of its prefix per variable.
+
+    Raises:
+        ValueError: a bound is not a number in [1e-10, 1e10], a variable starts with no prefix, or
+            no variable is left to a prefix.
+    """
+    if not isinstance(l2_norm_clip, dict):
+        return _bound("l2_norm_clip", l2_norm_clip)
+    prefixes = list(l2_norm_clip)
+    bounds = [_bound(f"l2_norm_clip[{prefix!r}]", l2_norm_clip[prefix]) for prefix in prefixes]
+    groups = []
+    for path in variable_paths:
+        matching = [prefix for prefix in prefixes if path.startswith(prefix)]
+        if not matching:
+            raise ValueError(
+                f"l2_norm_clip has no bound for the variable {path!r}: its prefixes are {prefixes}."
+                " Add one that this path starts with, or '' for all that is left."
+            )
+        groups.append(prefixes.index(max(matching, key=len)))
+    unused = [prefix for i, prefix in enumerate(prefixes) if i not in groups]
+    if unused:
+        raise ValueError(
+            f"l2_norm_clip has the prefixes {unused}, to which no variable is left: the paths are "
+            f"{list(variable_paths)}. Remove or correct them."
+        )
+    return bounds, groups
+
+
+def _bound(name, value):
+    """`value` as a float that is fit to be a norm bound."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not _SMALLEST_BOUND <= value <= _LARGEST_BOUND:
+        raise ValueError(
+            f"{name}={value!r}: give a number in [{_SMALLEST_BOUND:g}, {_LARGEST_BOUND:g}] "
+            "(beyond, float32 cannot square what it bounds)."
+        )
+    return float(value)
+
+
+def _check_length(name, values, num_variables):
+    if len(values) != num_variables:
+        raise ValueError(f"{name} is for {len(values)} variables: got {num_variables}.")
+
+
+def _check_broadcasts(name, value, grad):
+    shape = grad.shape[1:]
+    if tf.broadcast_static_shape(value.shape, shape) != shape:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} for a variable of shape {tuple(shape)}: give "
+            "a tensor that broadcasts to it."
+        )
+
+
+def _without_tiny(values):
+    values = tf.cast(values, tf.float32)
+    return tf.where(values < _SMALLEST_SCALE, 0.0, values)
+
+
+def _times(noise_multiplier, scale):
+    return tf.cast(noise_multiplier, tf.float32) * scale
+
+
+def _float32(grads):
+    for grad in grads:
+        if not grad.shape[1:].is_fully_defined():
+            raise ValueError(
+                f"grads has a tensor of shape {grad.shape}: all but the first axis must be static."
+            )
+    return [tf.cast(grad, tf.float32) for grad in grads]
+
+
+def _squared_norms(grads):
+    """Each row's sum of squares over all variables, and the relative error its root may have."""
+    totals, terms = [], 0
+    for grad in grads:
+        # Not -1 for the number of entries: it cannot be told from an empty batch.
+        rows = tf.reshape(grad, [tf.shape(grad)[0], grad.shape[1:].num_elements()])
+        total, blocks = _tree_sum(tf.square(rows), tuple(grad.shape[1:]))
+        totals.append(total)
+        terms = max(terms, blocks)
+    # Halved by the root. The 8 are the roundings of square, root, bound, quotient and product.
+    return tf.add_n(totals), ((terms + len(grads)) / 2 + 8) * _ROUNDOFF
+
+
+def _tree_sum(rows, shape):
+    """Row sums of non-negative [B, n] in blocks, and the sum of the block sizes."""
+    size, terms = rows.shape[1], 0
+    while size > 1:
+        block = _block_size(size, shape[0] if shape and not terms else 1)
+        if size % block:
+            rows = tf.pad(rows, [[0, 0], [0, -size % block]])
+        size = -(-size // block)
+        if not terms:
+            # Over a middle axis, so that whole vectors are added: that is the work of the sum.
+            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], block, size]), axis=1)
+        else:
+            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], size, block]), axis=2)
+        # Changes nothing (NaN stays NaN), but keeps XLA from joining two levels into one long sum.
+        rows = tf.abs(rows)
+        terms += block
+    return tf.reduce_sum(rows, axis=1), terms
+
+
+def _block_size(size, lead):
+    """A divisor of `size` up to 32, or 32 (to be padded) where the divisors are small.
+
+    Divisors of the leading axis come first: then a block is a slice of the variable, and a compiler
+    can form the gradient inside the sum without storing it.
+    """
+    if size <= _LARGEST_BLOCK:
+        return size
+    for number in (lead, size):
+        for block in range(_LARGEST_BLOCK, 7, -1):
+            if number % block == 0:
+                return block
+    return _LARGEST_BLOCK
+
+
+def _upper_norm(squares, slack):
+    return tf.sqrt(squares) * (1.0 + slack)

@@ -1,0 +1,20 @@
+"""Clipped sums of per-example gradients: the loss of one example, and engines that sum them."""
+
+from tf_adadp.gradients.api import clipped_sum, make_engine
+from tf_adadp.gradients.example_loss import (
+    PROBE_BATCH,
+    ExampleLoss,
+    check_reduces_no_batch,
+    weight_regularization,
+)
+from tf_adadp.gradients.vectorized import VectorizedEngine
+
+__all__ = [
+    "PROBE_BATCH",
+    "ExampleLoss",
+    "VectorizedEngine",
+    "check_reduces_no_batch",
+    "clipped_sum",
+    "make_engine",
+    "weight_regularization",
+]

@@ -1,0 +1,141 @@
+"""Choice of the engine for a model, and the clipped sum for custom loops."""
+
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.vectorized import VectorizedEngine
+
+FLOAT16_LOSS_SCALE = 1024.0
+
+_ATTENTION = (
+    keras.layers.Attention,
+    keras.layers.AdditiveAttention,
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+)
+_SLOW_UNDER_XLA = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+    keras.layers.RNN,
+    keras.layers.Bidirectional,
+)
+
+
+def make_engine(model, loss, *, jit_compile="auto"):
+    """The plain engine with the settings that suit a model.
+
+    Args:
+        model: a built `keras.Model`.
+        loss: a built Keras `CompileLoss`, or None.
+        jit_compile: whether XLA compiles the work on a physical batch. "auto": yes for models of
+            dense layers and wherever there is attention, no for convolutional and recurrent ones,
+            which XLA runs slower on a CPU (measured by `benchmarks/step_time.py`).
+    """
+    layers = list(model._flatten_layers())
+    has_attention = any(isinstance(layer, _ATTENTION) for layer in layers)
+    if jit_compile == "auto":
+        jit_compile = has_attention or _compiles_well(layers)
+    elif not jit_compile and has_attention:
+        # tf.vectorized_map over attention ends the process without XLA (free(): invalid pointer).
+        raise ValueError(
+            "jit_compile=False: attention layers need XLA inside tf.vectorized_map on this "
+            'TensorFlow. Compile with jit_compile="auto" or True.'
+        )
+    scaled = any(layer.compute_dtype == "float16" for layer in layers)
+    return VectorizedEngine(
+        ExampleLoss(model, loss),
+        jit_compile=bool(jit_compile),
+        sequential=_has_masked_recurrence(layers),
+        loss_scale=FLOAT16_LOSS_SCALE if scaled else 1.0,
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_sum(
+    model,
+    loss,
+    lot,
+    optimizer,
+    *,
+    expected_lot_size=None,
+    seed=None,
+    jit_compile="auto",
+):
+    """The clipped sum of per-example gradients of one lot, for custom training loops.
+
+        Σ_x mask_x · clip_K(∇_θ w_x·ℓ(y_x, model(x))),   K = optimizer.clipping_set()
+
+    Args:
+        model: a built `keras.Model`, the plain one (`DPModel.model`).
+        loss: a Keras loss (object, name or function), or None.
+        lot: `((x, y, sample_weight), mask)` with leaves `[P, B, ...]`, as `PoissonLots` iterates
+            them or as `make_lot` packs a batch.
+        optimizer: a private optimizer, built on `model.trainable_variables`.
+        expected_lot_size: L; needed where the optimizer's microbatch_size is above 1.
+        seed: int64 `[2]` tensor for dropout and microbatch slots; drawn anew where None.
+        jit_compile: as in `DPModel.compile`.
+
+    Returns:
+        List of float32 tensors, one per trainable variable. RAW: pass it to
+        `optimizer.apply_private(sums, expected_lot_size)` and nowhere else.
+
+    Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with
+    microbatch_size > 1 by the difference of two.
+    """
+    (x, y, _), _ = lot
+    compile_loss = None
+    if loss is not None:
+        compile_loss = CompileLoss(loss)
+        x_spec, y_spec = tf.nest.map_structure(
+            lambda t: keras.KerasTensor((2, *t.shape[2:]), dtype=t.dtype.name), (x, y)
+        )
+        y_pred = compute_output_spec(model, x_spec)
+        compute_output_spec(compile_loss, y_spec, y_pred)
+    engine = make_engine(model, compile_loss, jit_compile=jit_compile)
+    k = optimizer.microbatch_size
+    if k > 1 and expected_lot_size is None:
+        raise ValueError(
+            f"expected_lot_size=None with microbatch_size={k}: give the expected lot size; the "
+            "number of slots follows from it, never from the lot."
+        )
+    if seed is None:
+        # Drawn in the graph, so that a traced loop has new seeds at every step.
+        seed = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+    sums, _ = engine.clipped_sum(
+        lot,
+        optimizer.clipping_set(),
+        seed,
+        microbatch_size=k,
+        num_slots=optimizer.num_slots(expected_lot_size) if k > 1 else None,
+    )
+    return sums
+
+
+
+
+def _compiles_well(layers):
+    return all(layer.supports_jit and not isinstance(layer, _SLOW_UNDER_XLA) for layer in layers)
+
+
+def _has_masked_recurrence(layers):
+    masks = any(
+        isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
+        for layer in layers
+    )
+    recurrent = any(
+        isinstance(layer, keras.layers.RNN) and not getattr(layer, "unroll", False)
+        for layer in layers
+    )
+    return masks and recurrent

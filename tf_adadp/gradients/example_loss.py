@@ -1,0 +1,139 @@
+"""The loss of one example, as a function of the trainable weights.
+
+Differential privacy needs the gradient of every example by itself, so everything a Keras model
+does for a batch is asked here for a batch of one: the forward pass, the losses of `compile`, the
+weights of the example, and the losses that layers add (activity regularisers, `add_loss`).
+Weight regularisers are left out: they depend on no data and are added after the noise.
+"""
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+
+PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
+
+
+class ExampleLoss:
+    """Loss and prediction of one example; pure in the weights and in the example's seeds.
+
+    Args:
+        model: a built `keras.Model`, the plain one.
+        loss: a built Keras `CompileLoss`, or None where the model's losses are all `add_loss`.
+
+    The value is `w * loss(y, y_pred)` plus the data-dependent losses of the layers. `w` multiplies
+    and never normalises: a mean weighted by the weights of a lot would let one example change the
+    weight of another. Reductions over the batch axis have no say here, since a lot's gradient is
+    always the sum over examples divided by the expected lot size.
+    """
+
+    def __init__(self, model, loss):
+        self.model = model
+        self.trainable_variables = list(model.trainable_variables)
+        self._non_trainable_variables = list(model.non_trainable_variables)
+        self._loss = None if loss is None else _map_losses(loss, _without_batch_reduction)
+        self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
+        states = {
+            id(generator.state)
+            for layer in model._flatten_layers()
+            for generator in getattr(layer, "_seed_generators", ())
+        }
+        self._seed_slots = [
+            i for i, v in enumerate(self._non_trainable_variables) if id(v) in states
+        ]
+
+    @property
+    def num_seed_generators(self):
+        """How many `[2]` uint32 seeds each example needs (dropout and the like)."""
+        return len(self._seed_slots)
+
+    def trainable_values(self):
+        """The current trainable weights as tensors, in the order of the gradients."""
+        return [tf.convert_to_tensor(v.value) for v in self.trainable_variables]
+
+    def __call__(self, trainable, x, y, sample_weight, seeds):
+        """Loss (float32 scalar) and prediction (no batch axis) of one example.
+
+        Args:
+            trainable: list of tensors, the weights.
+            x, y: the example, without batch axis; y may be None.
+            sample_weight: its weight, a scalar (or per output, or per timestep), or None.
+            seeds: uint32 `[num_seed_generators, 2]`; distinct for every example and step.
+        """
+        non_trainable = [tf.convert_to_tensor(v.value) for v in self._non_trainable_variables]
+        for slot, index in enumerate(self._seed_slots):
+            non_trainable[index] = seeds[slot]
+        x, y, sample_weight = tf.nest.map_structure(
+            lambda t: None if t is None else tf.expand_dims(t, 0), (x, y, sample_weight)
+        )
+        # The non-trainable values that come back are dropped: they were made from raw data.
+        y_pred, _, layer_losses = self.model.stateless_call(
+            trainable, non_trainable, x, training=True, return_losses=True
+        )
+        total = tf.zeros([], tf.float32)
+        if self._loss is not None:
+            total += tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)
+        # Keras lists the regularisers of weights last.
+        for loss in layer_losses[: len(layer_losses) - self._num_weight_losses]:
+            total += tf.reduce_sum(tf.cast(loss, tf.float32))
+        return total, tf.nest.map_structure(lambda t: tf.squeeze(t, 0), y_pred)
+
+
+def weight_regularization(model):
+    """The sum of a model's weight regularisers, a float32 scalar; None where it has none."""
+    losses = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
+    return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
+
+
+def check_reduces_no_batch(loss, y, y_pred):
+    """Raises ValueError where a loss mixes examples.
+
+    Args:
+        loss: a built Keras `CompileLoss`.
+        y, y_pred: structures of KerasTensors with batch size `PROBE_BATCH`.
+    """
+
+    def checked(single):
+        def call(y_true, y_pred, sample_weight=None):
+            values = single.call(y_true, y_pred)
+            if not values.shape or values.shape[0] != PROBE_BATCH:
+                raise ValueError(
+                    f"The loss {single.name!r} returns shape {tuple(values.shape)} for a batch of "
+                    f"{PROBE_BATCH}: it reduces the batch axis, so the loss of one example depends "
+                    "on the others. Return one value per example (shape [batch, ...]) from `call` "
+                    "and leave the reduction to Keras."
+                )
+            return keras.ops.sum(values)
+
+        return call
+
+    compute_output_spec(_map_losses(loss, checked), y, y_pred)
+
+
+def _map_losses(compile_loss, function):
+    """A copy of a built CompileLoss with each of its losses replaced by function(loss).
+
+    The copy keeps no metrics: inside a map over examples they would be updated once for all
+    examples of a physical batch, and wrongly.
+    """
+    mapped = _shallow_copy(compile_loss)
+    mapped._metrics = [None] * len(compile_loss._flat_losses)
+    mapped._flat_losses = [
+        entry._replace(loss=function(entry.loss)) for entry in compile_loss._flat_losses
+    ]
+    return mapped
+
+
+def _without_batch_reduction(loss):
+    """A loss whose value on a batch of one is w·loss(y, y_pred), whatever its reduction was."""
+    reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
+    if loss.reduction in reductions:
+        loss = _shallow_copy(loss)
+        loss.reduction = reductions[loss.reduction]
+    return loss
+
+
+def _shallow_copy(keras_object):
+    """`copy.copy` without Keras's detour over a saved file."""
+    copied = object.__new__(type(keras_object))
+    copied.__dict__.update(keras_object.__dict__)
+    return copied

@@ -1,0 +1,161 @@
+"""The plain engine: per-example gradients by `tf.vectorized_map`, summed after clipping.
+
+One graph per lot. A `tf.while_loop` runs over the physical batches of the lot, so memory is set by
+the physical batch and time by the lot. Only the body of the loop is ever compiled by XLA: the
+number of physical batches differs from lot to lot, and XLA compiles anew for every shape.
+"""
+
+import tensorflow as tf
+
+from tf_adadp.gradients import microbatch
+
+
+class VectorizedEngine:
+    """Clipped sums of per-example gradients, materialised one physical batch at a time.
+
+    Args:
+        example_loss: an `ExampleLoss`.
+        jit_compile: whether XLA compiles the body of the loop.
+        sequential: map over examples one after the other instead of vectorising; for models that
+            `tf.vectorized_map` cannot convert (recurrent layers with a mask).
+        loss_scale: fixed factor on the loss, undone on each float32 gradient before clipping, so
+            that float16 gradients do not underflow.
+    """
+
+    def __init__(self, example_loss, *, jit_compile=False, sequential=False, loss_scale=1.0):
+        self.example_loss = example_loss
+        self._jit_compile = jit_compile
+        self._sequential = sequential
+        self._loss_scale = loss_scale
+
+    @tf.autograph.experimental.do_not_convert
+    def clipped_sum(
+        self, lot, clipping_set, seed, *, on_batch=None, microbatch_size=1, num_slots=None
+    ):
+        """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
+
+        Args:
+            lot: `((x, y, sample_weight), mask)`, every leaf `[P, B, ...]` with static B.
+            clipping_set: the set K, fixed before this lot was looked at.
+            seed: int64 `[2]`, distinct for every step; source of the examples' own seeds and slots.
+            on_batch: called in the graph with `(y, y_pred, sample_weight, mask, losses)` of every
+                physical batch. What it does is not covered by any guarantee of this function.
+            microbatch_size: k > 1 clips the sum over the examples of one slot divided by k, where
+                each example draws one of `num_slots` slots for itself.
+            num_slots: scalar int tensor, round(expected lot size / k); needed where k > 1.
+
+        Returns:
+            `(sums, loss)`: list of float32 tensors of the shapes that `clipping_set` returns, and
+            the sum of the real examples' losses (a raw statistic).
+
+        Formal guarantee: with microbatch_size = 1, adding or removing one example changes `sums`
+        by one vector of K. With k > 1 it changes the vector of one slot, from one in K to another.
+        """
+        (x, y, sample_weight), mask = lot
+        num_batches = tf.shape(mask)[0]
+        batch_size = mask.shape[1] or tf.shape(mask)[1]  # static but after a change of batch size
+        seeds_shape = [batch_size, self.example_loss.num_seed_generators, 2]
+        trainable = self.example_loss.trainable_values()
+
+        if microbatch_size > 1:
+            slots, (x, y, sample_weight, mask) = microbatch.sort_by_slot(
+                tf.random.experimental.stateless_fold_in(seed, -1),
+                num_slots,
+                (x, y, sample_weight, mask),
+            )
+            summing = microbatch.SlotSums(clipping_set, microbatch_size, num_slots)
+        else:
+            slots = None
+            summing = _RowSums(clipping_set)
+
+        def body_of_batch(x, y, sample_weight, mask, slots, seeds, carry):
+            losses, y_pred, grads = self._per_example(trainable, x, y, sample_weight, seeds)
+            sums, carry = summing.add(grads, mask, slots, carry)
+            return sums, carry, losses, y_pred
+
+        run = body_of_batch
+        if self._jit_compile:
+            run = tf.function(body_of_batch, jit_compile=True, autograph=False)
+
+        def body(p, sums, carry, total_loss):
+            x_p, y_p, weight_p, mask_p, slots_p = tf.nest.map_structure(
+                lambda t: None if t is None else t[p], (x, y, sample_weight, mask, slots)
+            )
+            seeds = tf.random.stateless_uniform(
+                seeds_shape,
+                tf.random.experimental.stateless_fold_in(seed, tf.cast(p, seed.dtype)),
+                minval=None,
+                maxval=None,
+                dtype=tf.uint32,
+            )
+            new, carry, losses, y_pred = run(x_p, y_p, weight_p, mask_p, slots_p, seeds, carry)
+            if on_batch is not None:
+                on_batch(y_p, y_pred, weight_p, mask_p, losses)
+            sums = [a + b for a, b in zip(sums, new, strict=True)]
+            return p + 1, sums, carry, total_loss + tf.reduce_sum(tf.where(mask_p > 0, losses, 0.0))
+
+        no_rows = [tf.zeros([0, *v.shape]) for v in trainable]
+        _, sums, carry, total_loss = tf.while_loop(
+            lambda p, *_: p < num_batches,
+            body,
+            (
+                tf.constant(0),
+                clipping_set.clipped_sum(no_rows, tf.zeros([0])),
+                summing.initial_carry(trainable),
+                tf.zeros([]),
+            ),
+            parallel_iterations=1,
+        )
+        return summing.finish(sums, carry), total_loss
+
+    def _per_example(self, trainable, x, y, sample_weight, seeds):
+        """Losses [B], predictions [B, ...] and float32 gradients [B, *shape] of B examples."""
+
+        structure = (x, y, sample_weight)
+        leaves = tf.nest.flatten(structure)
+        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
+
+        def one_example(example):
+            parts, seeds = example
+            flat = [None] * len(leaves)
+            for i, part in zip(present, parts, strict=True):
+                flat[i] = part
+            x, y, sample_weight = tf.nest.pack_sequence_as(structure, flat)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(trainable)
+                loss, y_pred = self.example_loss(trainable, x, y, sample_weight, seeds)
+                scaled = loss * self._loss_scale
+            grads = tape.gradient(scaled, trainable, unconnected_gradients="zero")
+            grads = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
+            if self._loss_scale != 1.0:
+                grads = [g / self._loss_scale for g in grads]
+            return loss, y_pred, grads
+
+        examples = ([leaves[i] for i in present], seeds)
+        if self._sequential:
+            return _sequential_map(one_example, examples)
+        return tf.vectorized_map(one_example, examples)
+
+
+class _RowSums:
+    """One clipped vector per row, summed: the whole of microbatch_size = 1."""
+
+    def __init__(self, clipping_set):
+        self._clipping_set = clipping_set
+
+    def initial_carry(self, trainable):
+        return ()
+
+    def add(self, grads, mask, slots, carry):
+        return self._clipping_set.clipped_sum(grads, mask), carry
+
+    def finish(self, sums, carry):
+        return sums
+
+
+def _sequential_map(function, elements):
+    """`tf.map_fn` with the output signature found by tracing the function once."""
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
+    outputs = tf.function(function, autograph=False).get_concrete_function(specs).structured_outputs
+    signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+    return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)

@@ -1,0 +1,583 @@
+"""DPModel: any Keras model, trained with differential privacy."""
+
+import math
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+
+from tf_adadp import gradients, noise, validation
+from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
+from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
+
+_LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
+_PER_EXAMPLE_BYTES = 128 * 2**20  # what a physical batch's gradients may take by default
+_MAX_PHYSICAL_BATCH = 64
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class DPModel(keras.Model):
+    """Wraps a Keras model so that `fit` trains it with differential privacy.
+
+        model = DPModel(keras.Sequential([...]))
+        model.compile(optimizer=ADADP(noise_multiplier=4.0), loss=..., metrics=[...])
+        model.fit(x, y, batch_size=600, epochs=10, callbacks=[PrivacyCallback(1e-5)])
+        model.model.save("model.keras")            # the plain model, free of tf_adadp
+
+    One Keras "batch" is one lot: Poisson-sampled with the EXPECTED size `batch_size`, its gradients
+    clipped example by example and summed, noised once, and charged to `ledger` before it runs.
+
+    Guarantee: the weights, the optimizer's state and everything computed from them satisfy the
+    (ε, δ) that `epsilon(delta)` reports, for the unit of one record under the neighbouring relation
+    of the lots (add or remove one record for Poisson lots). Not covered: training loss and metrics,
+    validation data, the choice of hyper-parameters, the number and timing of lots.
+
+    Args:
+        model: a `keras.Model`: Sequential, functional or subclassed, built or not.
+        physical_batch_size: how many examples are worked on at once; sets memory, not privacy. By
+            default up to 64, fewer for models whose per-example gradients are large.
+        gradient_engine: "auto" or "vectorized".
+
+    Raises:
+        ValueError: where a layer mixes examples or keeps statistics of raw data.
+    """
+
+    def __init__(self, model, physical_batch_size=None, gradient_engine="auto", **kwargs):
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model={model!r}: give a keras.Model.")
+        if isinstance(model, DPModel):
+            raise TypeError("model is a DPModel already: wrap the plain one, `model.model`.")
+        if physical_batch_size is not None and (
+            isinstance(physical_batch_size, bool)
+            or not isinstance(physical_batch_size, (int, np.integer))
+            or physical_batch_size < 1
+        ):
+            raise ValueError(
+                f"physical_batch_size={physical_batch_size!r}: give an integer of at least 1, or "
+                "None to have it chosen."
+            )
+        if gradient_engine not in ("auto", "vectorized"):
+            raise ValueError(
+                f'gradient_engine={gradient_engine!r}: give one of "auto", "vectorized".'
+            )
+        super().__init__(**kwargs)
+        self.model = model
+        self.physical_batch_size = physical_batch_size
+        self.gradient_engine = gradient_engine
+        self.ledger = PrivacyLedger()
+        self._run = _Run()
+        validation.check_layers(model)
+        if model.built:
+            self.built = True
+
+    @property
+    def output_names(self):
+        """The inner model's output names: losses and metrics may be given per output."""
+        names = getattr(self.model, "output_names", None)
+        if names is None:
+            raise AttributeError("output_names")
+        return names
+
+    def call(self, inputs, training=None):
+        """The inner model's forward pass."""
+        if self.model._call_has_training_arg:
+            return self.model(inputs, training=training)
+        return self.model(inputs)
+
+    def build(self, input_shape):
+        """Builds the inner model for inputs of this shape."""
+        if not self.model.built:
+            self.model.build(input_shape)
+        self.built = True
+
+    def summary(self, *args, **kwargs):
+        """Prints the inner model's summary."""
+        return self.model.summary(*args, **kwargs)
+
+    def compile(
+        self,
+        optimizer,
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
+        """Configures training. Arguments as in `keras.Model.compile`, with these differences.
+
+        Args:
+            optimizer: a private optimizer (an instance of `DPOptimizer`); no other is accepted.
+            jit_compile: whether XLA compiles the work on one physical batch. "auto" chooses by the
+                kinds of layers. The loop over physical batches is never compiled by XLA, since
+                every lot has another number of them.
+            auto_scale_loss: has no effect. Keras's dynamic loss scale is a raw statistic; under
+                mixed_float16 one fixed scale is used and undone before clipping.
+
+        Raises:
+            ValueError: if the optimizer is not private.
+        """
+        _check_optimizer(optimizer)
+        if jit_compile not in (True, False, "auto", None):
+            raise ValueError(f'jit_compile={jit_compile!r}: give True, False or "auto".')
+        if jit_compile is True and run_eagerly:
+            raise ValueError(
+                "jit_compile=True with run_eagerly=True: XLA cannot compile what runs eagerly. "
+                "Drop one of them."
+            )
+        validation.check_layers(self.model)
+        super().compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+        self._body_jit_compile = "auto" if jit_compile is None else jit_compile
+        self._run.reset(optimizer)
+
+    def get_compile_config(self):
+        """Keras's compile configuration, with jit_compile as it was given."""
+        config = super().get_compile_config()
+        if config is not None:
+            config["jit_compile"] = self._body_jit_compile
+        return config
+
+    def compile_from_config(self, config):
+        """Compiles with what `get_compile_config` described."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        validation_steps=None,
+        validation_batch_size=None,
+        validation_freq=1,
+    ):
+        """Trains with differential privacy. Arguments as in `keras.Model.fit`, with differences.
+
+        Args:
+            x: arrays (or a dict or list of them) with `y` and `batch_size`; or lots that carry
+                their sampling law: `PoissonLots`, `FixedSizeLots`, `DeclaredLots`.
+            batch_size: L, the expected lot size; required with arrays, 1 ≤ L ≤ N. Every step draws
+                each record with probability L/N.
+            shuffle: has no effect, lots are drawn at random.
+            class_weight, sample_weight: multiply an example's loss before clipping.
+            steps_per_epoch: lots per epoch; ceil(N/L) by default.
+            validation_split: a last part of the arrays that is set aside before L/N is computed.
+
+        Returns:
+            A Keras `History`.
+
+        Raises:
+            TypeError, ValueError: before anything is trained, on data whose sampling law is
+                unknown, on arguments out of range, on callbacks that steer by a training metric.
+        """
+        self._assert_compile_called("fit")
+        callbacks = _private_callbacks_first(callbacks)
+        validation.check_callbacks(callbacks)
+        if isinstance(x, _LOTS):
+            _refuse_with_lots(
+                y=y, batch_size=batch_size, sample_weight=sample_weight, class_weight=class_weight
+            )
+            if validation_split:
+                raise ValueError(
+                    f"validation_split={validation_split} with lots: set validation records aside "
+                    "before making the lots, and give validation_data."
+                )
+            lots = x
+        else:
+            if validation_split and validation_data is None:
+                (x, y, sample_weight), validation_data = _split(
+                    (x, y, sample_weight), validation_split
+                )
+            lots = self._lots_from_arrays(x, y, batch_size, sample_weight, class_weight)
+            if validation_batch_size is None:
+                validation_batch_size = min(256, lots.num_examples)
+        self._prepare(lots.element_spec)
+        self._run.start(lots.law, lots.expected_size, lots.seed is not None)
+        dataset = lots.as_dataset(self._physical_batch_size(lots.expected_size))
+        return super().fit(
+            x=dataset,
+            shuffle=False,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch or lots.steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size or 256,
+            validation_freq=validation_freq,
+        )
+
+    def train_on_batch(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        class_weight=None,
+        return_dict=False,
+        *,
+        law=None,
+    ):
+        """One private step on a batch that the caller sampled.
+
+        Args:
+            law: how the batch was sampled, e.g. `accounting.PoissonSampling(N, L, declared=True)`.
+                Without it the step is taken and charged as of unknown sampling: from then on
+                `epsilon` refuses to report.
+
+        Other arguments and the result are those of `keras.Model.train_on_batch`.
+        """
+        self._assert_compile_called("train_on_batch")
+        if class_weight is not None:
+            sample_weight = _class_weights(y, class_weight, sample_weight)
+        batch = tf.nest.map_structure(
+            lambda a: None if a is None else np.asarray(a), (x, y, sample_weight)
+        )
+        size = len(tf.nest.flatten(x)[0])
+        if law is None:
+            law = UnknownSampling(
+                "train_on_batch was called without `law`: pass how the batches were sampled, e.g. "
+                "law=PoissonSampling(num_examples=N, expected_size=L, declared=True)"
+            )
+        expected_size = getattr(law, "expected_size", None) or getattr(law, "size", None) or size
+        spec = tf.nest.map_structure(
+            lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), batch
+        )
+        self._prepare(spec)
+        self._run.start(law, expected_size, False)
+        lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
+        self.make_train_function()
+        self.reset_metrics()
+        logs = self.train_function(iter([lot]))
+        logs = {name: float(value) for name, value in logs.items()}
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
+
+    def make_train_function(self, force=False):
+        """Keras's train function, which charges the ledger before it runs."""
+        if self.train_function is not None and not force:
+            return
+        super().make_train_function(force=True)
+        run = self.train_function
+
+        def charge_and_run(iterator):
+            steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
+            self._charge(steps)
+            before = self._run.snapshot(self)
+            logs = run(iterator)
+            self._run.warn_if_unmoved(self, before)
+            return logs
+
+        self.train_function = charge_and_run
+
+    def train_step(self, lot):
+        """One lot: clip and sum its gradients, release, update."""
+        optimizer, run = self.optimizer, self._run
+        expected_size = run.expected_size.value()
+        step = run.key.next_step()
+        if optimizer.seed is not None:
+            step = tf.cast(optimizer.iterations.value, tf.int64)
+        seed = tf.random.experimental.stateless_fold_in(run.key.key, step)
+        sums, loss = run.engine.clipped_sum(
+            lot,
+            optimizer.clipping_set(),
+            seed,
+            on_batch=self._update_metrics,
+            microbatch_size=optimizer.microbatch_size,
+            num_slots=optimizer.num_slots(expected_size),
+        )
+        with tf.GradientTape() as tape:
+            regularization = gradients.weight_regularization(self.model)
+        regularization_gradients = None
+        count = tf.reduce_sum(lot[1])
+        mean_loss = tf.math.divide_no_nan(loss, count)
+        if regularization is not None:
+            regularization_gradients = tape.gradient(
+                regularization, [v.value for v in self.trainable_variables]
+            )
+            mean_loss += regularization
+        optimizer.apply_private(sums, expected_size, regularization_gradients)
+        self._loss_tracker.update_state(mean_loss, sample_weight=count)
+        return self.get_metrics_result()
+
+    @property
+    def step_law(self):
+        """The sampling law of the running or last training."""
+        return self._run.law
+
+    @property
+    def step_event(self):
+        """The privacy event of one of its steps."""
+        return self.optimizer.event(self._run.law)
+
+    def epsilon(self, delta, accountant="rdp"):
+        """ε of everything released so far at this δ; see `accounting.PrivacyLedger.epsilon`.
+
+        Raises:
+            ValueError: where a release was not charged, or its sampling law or the history of the
+                weights is unknown.
+        """
+        uncharged = self.optimizer.uncharged_releases if self.compiled else 0
+        if uncharged:
+            raise ValueError(
+                f"{uncharged} releases of the optimizer were not charged: call "
+                "`model.optimizer.charge(model.ledger, law)` before every `apply_private`, with "
+                "the law that the lots were drawn by."
+            )
+        return self.ledger.epsilon(delta, accountant)
+
+    def save_own_variables(self, store):
+        """Writes the ledger beside the weights."""
+        super().save_own_variables(store)
+        store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
+
+    def load_own_variables(self, store):
+        """Merges the stored ledger into this one; weights of unknown history fail closed."""
+        if "ledger" in store.keys():  # noqa: SIM118 (an HDF5 group)
+            text = np.asarray(store["ledger"]).tobytes().decode()
+            self.ledger.merge(PrivacyLedger.from_json(text))
+        else:
+            self.ledger.mark_unknown(
+                "the weights were loaded from a file without a ledger, so what they cost is "
+                "unknown. Load public weights into the plain model, `model.model.load_weights`"
+            )
+        self._run.key.renew()
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return {
+            "name": self.name,
+            "model": keras.saving.serialize_keras_object(self.model),
+            "physical_batch_size": self.physical_batch_size,
+            "gradient_engine": self.gradient_engine,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The model that `get_config` described."""
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**config)
+
+    def _lots_from_arrays(self, x, y, batch_size, sample_weight, class_weight):
+        validation.check_data_source(x)
+        if batch_size is None:
+            raise ValueError(
+                "batch_size=None: give the expected lot size. It sets the sampling probability "
+                "batch_size/N and with it ε, so there is no default."
+            )
+        if class_weight is not None:
+            sample_weight = _class_weights(y, class_weight, sample_weight)
+        lots = PoissonLots(
+            x, y, expected_size=batch_size, sample_weight=sample_weight, seed=self.optimizer.seed
+        )
+        if lots.seed is not None:
+            lots.step = int(self.optimizer.iterations)
+        return lots
+
+    def _prepare(self, element_spec):
+        """Builds and checks model, loss, metrics, optimizer and engine, before anything is trained.
+
+        Args:
+            element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
+        """
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"{self.distribute_strategy.num_replicas_in_sync} replicas: DPModel trains on one "
+                "device. Make and fit the model outside the strategy's scope."
+            )
+        validation.check_layers(self.model)
+        validation.check_trainable_state(self)
+        if self._run.engine is not None:
+            return
+        probe = tf.nest.map_structure(
+            lambda s: (
+                None
+                if s is None
+                else keras.KerasTensor((gradients.PROBE_BATCH, *s.shape[1:]), dtype=s.dtype.name)
+            ),
+            element_spec,
+        )
+        x, y, sample_weight = probe
+        validation.check_labels(self, y)
+        self._symbolic_build(data_batch=(x, y, sample_weight))
+        y_pred = compute_output_spec(self.model, x)
+        if self._compile_loss is not None:
+            if y is None:
+                raise ValueError("y=None: the compiled loss needs labels; pass y.")
+            gradients.check_reduces_no_batch(self._compile_loss, y, y_pred)
+        if not self.trainable_variables:
+            raise ValueError(
+                f"The model {self.model.name!r} has no trainable weights: set `trainable` of the "
+                "layers to train before compile."
+            )
+        self._run.engine = gradients.make_engine(
+            self.model, self._compile_loss, jit_compile=self._engine_jit()
+        )
+
+    def _engine_jit(self):
+        return False if self.run_eagerly else self._body_jit_compile
+
+    def _physical_batch_size(self, expected_size):
+        """B: given, or what fits the memory bound, and no larger than a typical lot."""
+        if self.physical_batch_size is not None:
+            return self.physical_batch_size
+        scalars = sum(math.prod(v.shape) for v in self.trainable_variables)
+        fits = max(1, _PER_EXAMPLE_BYTES // (4 * max(1, scalars)))
+        return int(min(fits, _MAX_PHYSICAL_BATCH, math.ceil(expected_size)))
+
+    def _charge(self, steps):
+        validation.check_trainable_state(self)
+        run = self._run
+        self.optimizer.charge(
+            self.ledger, run.law, steps, reproducible_sampling=run.reproducible_sampling
+        )
+
+    def _update_metrics(self, y, y_pred, sample_weight, mask, losses):
+        """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
+        real = mask > 0
+        y, y_pred, sample_weight = tf.nest.map_structure(
+            lambda t: None if t is None else tf.boolean_mask(t, real), (y, y_pred, sample_weight)
+        )
+        if self._compile_loss is not None and self._compile_loss.metrics:
+            self._compile_loss(y, y_pred, sample_weight)
+        self.compute_metrics(None, y, y_pred, sample_weight)
+
+
+class _Run:
+    """What a training run needs besides the model's state: never saved, never tracked by Keras."""
+
+    def __init__(self):
+        self.engine = None
+        self.key = noise.SecretKey(None)
+        self.expected_size = None
+        self.law = None
+        self.reproducible_sampling = False
+        self._warned = False
+
+    def reset(self, optimizer):
+        """After compile: another optimizer, another loss."""
+        self.engine = None
+        self.key = noise.SecretKey(optimizer.seed)
+        self._warned = False
+
+    def start(self, law, expected_size, reproducible_sampling):
+        self.law = law
+        self.reproducible_sampling = reproducible_sampling
+        if self.expected_size is None:
+            self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+        self.expected_size.assign(expected_size)
+        self._warned = False
+
+    def snapshot(self, model):
+        """A few entries of every trainable weight, at the first execution of a run."""
+        return None if self._warned else [_corner(v) for v in model.trainable_variables]
+
+    def warn_if_unmoved(self, model, before):
+        if before is None:
+            return
+        self._warned = True
+        after = [_corner(v) for v in model.trainable_variables]
+        if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
+            warnings.warn(
+                "The first step moved no trainable weight, and cost privacy all the same: look at "
+                "the learning rate and at which layers are trainable.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+
+def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
+    """`keras.saving.load_model` for files that hold a `DPModel`; it draws new noise keys."""
+    return keras.saving.load_model(
+        filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
+    )
+
+
+def _corner(variable):
+    value = tf.convert_to_tensor(variable.value)
+    return tf.reshape(value, [-1])[:256].numpy()
+
+
+def _check_optimizer(optimizer):
+    if not isinstance(optimizer, DPOptimizer):
+        raise ValueError(
+            f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
+            "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
+            "compile the plain model."
+        )
+
+
+def _private_callbacks_first(callbacks):
+    """The callbacks as a flat list, those that put ε into the logs before those that read them."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    flat = [c for c in keras.tree.flatten(callbacks) if c is not None] if callbacks else []
+    return sorted(flat, key=lambda c: not getattr(c, "reports_privacy", False))
+
+
+def _refuse_with_lots(**arguments):
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is given beside lots: lots hold their data, weights and expected size; "
+                f"make the lots with it and leave {name} out."
+            )
+
+
+def _split(data, validation_split):
+    """Keras's split: the last part of the arrays is for validation."""
+    if not 0.0 < validation_split < 1.0:
+        raise ValueError(f"validation_split={validation_split}: give a number in (0, 1).")
+    sizes = {len(a) for a in tf.nest.flatten(data) if a is not None}
+    if len(sizes) != 1:
+        raise ValueError(f"Arrays of unequal length: {sorted(sizes)}.")
+    border = math.floor(sizes.pop() * (1.0 - validation_split))
+
+    def cut(part):
+        return tf.nest.map_structure(lambda a: None if a is None else a[part], data)
+
+    return cut(slice(None, border)), cut(slice(border, None))
+
+
+def _class_weights(y, class_weight, sample_weight):
+    """One weight per example, from its class; multiplied into sample_weight."""
+    labels = np.asarray(y)
+    if labels.ndim > 1 and labels.shape[-1] > 1:
+        labels = labels.argmax(-1)
+    labels = labels.reshape(len(labels), -1)
+    if labels.shape[1] != 1:
+        raise ValueError(
+            "class_weight needs one label per example; give sample_weight for other labels."
+        )
+    weights = np.ones(len(labels), np.float32)
+    for label, weight in class_weight.items():
+        weights[labels[:, 0] == label] = weight
+    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)

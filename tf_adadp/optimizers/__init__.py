@@ -1,0 +1,10 @@
+"""Private Keras optimizers: a clipping set, one noisy release per lot, Keras's own update rule."""
+
+from tf_adadp.optimizers.adadp import ADADP
+from tf_adadp.optimizers.adan import ADAN
+from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.optimizers.dpadam import DPAdam
+from tf_adadp.optimizers.dprmsprop import ADAL, DPRMSprop
+from tf_adadp.optimizers.dpsgd import DPSGD
+
+__all__ = ["ADADP", "ADAL", "ADAN", "DPAdam", "DPOptimizer", "DPRMSprop", "DPSGD"]

@@ -1,0 +1,50 @@
+"""ADAN: ADADP's adaptive noise with a plain gradient step."""
+
+import keras
+
+from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class ADAN(AdaptiveNoise, keras.optimizers.SGD):
+    """Adaptive noise alone (ADAN in Xu et al., Section IV-E): θ ← θ − η·g̃.
+
+    Set, noise and guarantee are those of `AdaptiveNoise`. For a plain step the scale that adds the
+    least total noise is b ∝ (second moment)^(1/4), the default here.
+
+    Args:
+        learning_rate: η, a float or a Keras schedule.
+        clipping, prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent,
+            local_clip_threshold: see `AdaptiveNoise`.
+        momentum, nesterov: as in `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.5,
+        *,
+        clipping="ellipsoid",
+        prior="released",
+        warmup_steps=None,
+        local_clip_factor=1.2,
+        prior_decay=0.9,
+        prior_exponent=0.25,
+        local_clip_threshold=1e-6,
+        momentum=0.0,
+        nesterov=False,
+        **kwargs,
+    ):
+        super().__init__(
+            learning_rate=learning_rate,
+            clipping=clipping,
+            prior=prior,
+            warmup_steps=warmup_steps,
+            local_clip_factor=local_clip_factor,
+            prior_decay=prior_decay,
+            prior_exponent=prior_exponent,
+            local_clip_threshold=local_clip_threshold,
+            momentum=momentum,
+            nesterov=nesterov,
+            **kwargs,
+        )

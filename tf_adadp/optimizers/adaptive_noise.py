@@ -1,0 +1,194 @@
+"""Noise shaped by a prior: what ADADP and ADAN share."""
+
+import math
+
+import dp_accounting
+import tensorflow as tf
+
+from tf_adadp import clipping as sets
+from tf_adadp.optimizers import priors
+from tf_adadp.optimizers.base import DPOptimizer
+
+
+class AdaptiveNoise(DPOptimizer):
+    """Mixin: the clipping set and its noise follow a prior of each coordinate's size.
+
+    With r the prior's shape (mean(r²) = 1, `tf_adadp.optimizers.priors.ReleasedPrior`), m the
+    number of trainable scalars and C the clip norm:
+
+    - `clipping="ellipsoid"`: ‖v/b‖₂ ≤ 1, b = C·r, noise s = σ*·b. r ≡ 1 is DP-SGD.
+    - `clipping="local"` (the paper's): |v_i| ≤ c_i = β·C·r_i/√m, noise s_i = σ*·c_i·√m. At β = 1
+      this box lies inside the ellipsoid and has the same noise, so the ellipsoid clips less at the
+      same price.
+
+    Both meet Σ v²/s² ≤ 1/σ*² (rule (R)) with equality at a corner, and r comes from past releases
+    only, so a step costs one Gaussian mechanism of multiplier σ*; see `DPOptimizer`.
+
+    `prior="raw"` is Algorithm 1 of the paper to the letter: c_i = β·√E'_i, s_i = β·σ*·√(m·E'_i),
+    E' the average of the squared RAW gradient. It leaks (the noise scale is a raw statistic: where
+    a coordinate is exactly 0 on one of two neighbours, the output has an atom), so it is charged
+    ε = ∞.
+
+    Args:
+        clipping: "ellipsoid" or "local".
+        prior: "released" or "raw".
+        warmup_steps: steps with DP-SGD's ball and noise before the prior is used. None: until the
+            paper's switch, Var > G, of r (released) or of √E' (raw).
+        local_clip_factor: β > 0, used by "local" and by the raw prior.
+        prior_decay: γ' in [0, 1).
+        prior_exponent: p > 0, r ∝ (second moment)^p; used by the released prior.
+        local_clip_threshold: G ≥ 0 of the switch.
+        **kwargs: see `DPOptimizer`; l2_norm_clip is one number here.
+    """
+
+    def __init__(
+        self,
+        *,
+        clipping,
+        prior,
+        warmup_steps,
+        local_clip_factor,
+        prior_decay,
+        prior_exponent,
+        local_clip_threshold,
+        **kwargs,
+    ):
+        _one_of("clipping", clipping, ("ellipsoid", "local"))
+        _one_of("prior", prior, ("released", "raw"))
+        _in_range("local_clip_factor", local_clip_factor, "a finite number above 0", above=0)
+        _in_range("prior_exponent", prior_exponent, "a finite number above 0", above=0)
+        _in_range("prior_decay", prior_decay, "a number in [0, 1)", at_least=0, below=1)
+        _in_range("local_clip_threshold", local_clip_threshold, "a number ≥ 0", at_least=0)
+        if warmup_steps is not None and not (
+            isinstance(warmup_steps, int)
+            and not isinstance(warmup_steps, bool)
+            and warmup_steps >= 0
+        ):
+            raise ValueError(f"warmup_steps={warmup_steps!r}: give an integer ≥ 0, or None.")
+        super().__init__(**kwargs)
+        self.clipping = clipping
+        self.prior = prior
+        self.warmup_steps = warmup_steps
+        self.local_clip_factor = float(local_clip_factor)
+        self.prior_decay = float(prior_decay)
+        self.prior_exponent = float(prior_exponent)
+        self.local_clip_threshold = float(local_clip_threshold)
+        if prior == "raw":
+            self._prior = priors.RawPrior(self.prior_decay)
+        else:
+            self._prior = priors.ReleasedPrior(self.prior_decay, self.prior_exponent)
+
+    def _check_clip(self, l2_norm_clip):
+        if isinstance(l2_norm_clip, dict):
+            raise ValueError(
+                f"l2_norm_clip={l2_norm_clip!r}: {type(self).__name__} clips to one set over all "
+                "variables and adapts its shape by itself; give one number."
+            )
+        return super()._check_clip(l2_norm_clip)
+
+    def _build_private(self, variables):
+        def add_variable(shape, name):
+            return self.add_variable(shape, initializer="zeros", dtype="float32", name=name)
+
+        self._num_scalars = sum(math.prod(v.shape) for v in variables)
+        self._prior.build(add_variable, variables)
+
+    def clipping_set(self):
+        """The set of this step: an ellipsoid or a box, or the ball of radius C while warming up."""
+        if self.prior == "raw":
+            return _WithRawSum(self._printed_set())
+        shape = self._prior.shape()
+        warm = self._is_warm(shape)
+        if self.clipping == "ellipsoid":
+            return sets.Ellipsoid([self.l2_norm_clip * tf.where(warm, r, 1.0) for r in shape])
+        scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
+        box = sets.Box(
+            [
+                tf.broadcast_to(scale * r, v.shape)
+                for r, v in zip(shape, self._trainable_variables, strict=True)
+            ]
+        )
+        return sets.Switch(warm, box, sets.L2Ball(self.l2_norm_clip))
+
+    def _printed_set(self):
+        """Algorithm 1, lines 6–20."""
+        root = self._prior.root()
+        bounds = [self.local_clip_factor * r for r in root]
+        if self.clipping == "ellipsoid":
+            scale = math.sqrt(self._num_scalars)
+            # An ellipsoid needs a positive axis where the printed prior is exactly 0.
+            adapted = sets.Ellipsoid([tf.maximum(scale * c, 1e-20) for c in bounds])
+        else:
+            adapted = sets.Box(bounds)
+        return sets.Switch(self._is_warm(root), adapted, sets.L2Ball(self.l2_norm_clip))
+
+    def _is_warm(self, shape):
+        """Whether the warm-up is over, from released state (or, printed, from raw state)."""
+        if self.warmup_steps is not None:
+            return self.iterations.value >= self.warmup_steps
+        return priors.variance(shape) > self.local_clip_threshold
+
+    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+        """See `DPOptimizer.apply_private`; the printed prior takes the raw sum in besides."""
+        if self.prior == "raw":
+            half = len(sums) // 2
+            sums, raw = sums[:half], sums[half:]
+        super().apply_private(sums, expected_lot_size, regularization_gradients)
+        if self.prior == "raw":
+            self._prior.update([g / tf.cast(expected_lot_size, tf.float32) for g in raw])
+
+    def _observe(self, released, stddevs):
+        if self.prior == "released":
+            self._prior.update(released, stddevs)
+
+    def event(self, law):
+        """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""
+        if self.prior == "raw":
+            return dp_accounting.NonPrivateDpEvent()
+        return super().event(law)
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        config = super().get_config()
+        config.update(
+            clipping=self.clipping,
+            prior=self.prior,
+            warmup_steps=self.warmup_steps,
+            local_clip_factor=self.local_clip_factor,
+            prior_decay=self.prior_decay,
+            prior_exponent=self.prior_exponent,
+            local_clip_threshold=self.local_clip_threshold,
+        )
+        return config
+
+
+class _WithRawSum(sets.ClippingSet):
+    """A set whose sums are followed by the raw sums of the same gradients. Not private."""
+
+    def __init__(self, clipping_set):
+        self._clipping_set = clipping_set
+
+    def clip(self, grads):
+        return self._clipping_set.clip(grads)
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        return self._clipping_set.noise_stddev(noise_multiplier, num_variables)
+
+    def clipped_sum(self, grads, mask):
+        finite = [tf.where(tf.math.is_finite(g), tf.cast(g, tf.float32), 0.0) for g in grads]
+        raw = [tf.tensordot(mask, g, [[0], [0]]) for g in finite]
+        return [*self._clipping_set.clipped_sum(grads, mask), *raw]
+
+
+def _one_of(name, value, known):
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, known))}.")
+
+
+def _in_range(name, value, wanted, *, above=-math.inf, at_least=-math.inf, below=math.inf):
+    try:
+        fits = math.isfinite(value) and value > above and at_least <= value < below
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}={value!r}: give {wanted}.")

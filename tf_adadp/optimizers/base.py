@@ -1,0 +1,281 @@
+"""What every private optimizer shares: one noisy release per lot, then Keras's own update rule."""
+
+import contextlib
+import contextvars
+import math
+import numbers
+
+import tensorflow as tf
+
+from tf_adadp import clipping, noise
+
+_RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
+
+
+class DPOptimizer:
+    """Mixin that makes a Keras optimizer private: `class DPSGD(DPOptimizer, keras.optimizers.SGD)`.
+
+    One step releases one noisy sum, and everything after it is post-processing:
+
+        g̃ = (Σ_x clip_K(∇ℓ(θ, x)) + N(0, diag(s²))) / L + a
+        θ, optimizer state ← Keras's update rule(g̃ + gradient of the weight regularisers)
+
+    K is a set (see `tf_adadp.clipping`) that depends on past releases only, a its centre (0 but for
+    AdaCliP), s the noise that fits K at multiplier σ*, L the EXPECTED lot size, never the realised.
+
+    Guarantee: with lots that hold each record independently with probability q (Poisson sampling),
+    neighbours by adding or removing one record, and Σ v²/s² ≤ 1/σ*² for all v in K, one step costs
+    at most one Poisson-sampled Gaussian mechanism of multiplier σ* (generalised Lemma 1 of Xu et
+    al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep Learning").
+    `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
+    neighbours, the multiplier is σ*/2.
+
+    A private optimizer refuses raw gradients: `apply` and `apply_gradients` raise outside
+    `apply_private`, before any weight changes.
+
+    Args:
+        noise_multiplier: σ* > 0, noise std over sensitivity. No default: it sets the privacy.
+            0 only with `allow_no_noise=True`, charged ε = ∞.
+        l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
+            longest prefix wins and every trainable variable must match one.
+        microbatch_size: k ≥ 1; k > 1 clips sums over slots of k examples in expectation and
+            doubles the sensitivity.
+        seed: for tests only: makes noise, sampling and dropout reproducible. Whoever knows it can
+            subtract the noise; every report then says "reproducible noise".
+        allow_no_noise: see noise_multiplier.
+        **keras_arguments: those of the Keras optimizer (learning_rate, weight_decay, use_ema, …).
+            `gradient_accumulation_steps` and `loss_scale_factor` are refused.
+
+    Raises:
+        ValueError: on an argument that is missing, of the wrong type or out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier,
+        l2_norm_clip=1.0,
+        microbatch_size=1,
+        seed=None,
+        allow_no_noise=False,
+        **keras_arguments,
+    ):
+        _check_noise_multiplier(noise_multiplier, allow_no_noise)
+        if isinstance(microbatch_size, bool) or not (
+            isinstance(microbatch_size, numbers.Integral) and microbatch_size >= 1
+        ):
+            raise ValueError(
+                f"microbatch_size={microbatch_size!r}: give an integer of at least 1; 1 clips every "
+                "example by itself and adds the least noise."
+            )
+        if seed is not None and not isinstance(seed, numbers.Integral):
+            raise ValueError(f"seed={seed!r}: give an integer (tests only) or None.")
+        for name, way_out in (
+            ("gradient_accumulation_steps", "give `fit` a larger batch_size: a lot is summed over "
+             "physical batches in the memory of one, and gets its noise once"),
+            ("loss_scale_factor", "nothing: under mixed_float16 the loss is scaled by a fixed "
+             "factor that is undone before clipping"),
+        ):
+            if keras_arguments.get(name) is not None:
+                raise ValueError(
+                    f"{name}={keras_arguments[name]!r} is not private in {type(self).__name__}: it "
+                    f"would act on the noise. Instead, {way_out}."
+                )
+        super().__init__(**keras_arguments)
+        self.noise_multiplier = float(noise_multiplier)
+        self.microbatch_size = int(microbatch_size)
+        self.seed = None if seed is None else int(seed)
+        self.allow_no_noise = bool(allow_no_noise)
+        self.l2_norm_clip = self._check_clip(l2_norm_clip)
+        self._noise_key = noise.SecretKey(self.seed)
+        self._charged_releases = 0
+
+    def _check_clip(self, l2_norm_clip):
+        """The validated l2_norm_clip: a float, or a dict of floats where the method allows it."""
+        bounds = l2_norm_clip.values() if isinstance(l2_norm_clip, dict) else [l2_norm_clip]
+        if not bounds or not all(_is_finite_number(b) and b > 0 for b in bounds):
+            raise ValueError(
+                f"l2_norm_clip={l2_norm_clip!r}: give a finite number above 0, or a dict "
+                "{variable path prefix: such a number}."
+            )
+        if isinstance(l2_norm_clip, dict):
+            return {str(prefix): float(bound) for prefix, bound in l2_norm_clip.items()}
+        return float(l2_norm_clip)
+
+    def build(self, variables):
+        """Creates the state of the update rule and of the clipping set."""
+        if self.built:
+            return
+        super().build(variables)
+        clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
+        self._build_private(variables)
+
+    def _build_private(self, variables):
+        """Hook: creates what `clipping_set` depends on. Called once, after Keras's own state."""
+
+    def clipping_set(self):
+        """The set K of this step, a `tf_adadp.clipping.ClippingSet` of released state only."""
+        bounds = clipping.bounds_for(
+            [_path(v) for v in self._trainable_variables], self.l2_norm_clip
+        )
+        if isinstance(bounds, float):
+            return clipping.L2Ball(bounds)
+        return clipping.LayerBalls(*bounds)
+
+    def event(self, law):
+        """The privacy event of one step on a lot drawn by `law` (see `tf_adadp.accounting`)."""
+        return law.event(self.noise_multiplier, microbatched=self.microbatch_size > 1)
+
+    def charge(self, ledger, law, steps=1, *, reproducible_sampling=False):
+        """Writes `steps` releases on lots drawn by `law` into a ledger, before they are made.
+
+        `DPModel.fit` does this by itself; custom loops call it ahead of `apply_private`.
+        """
+        ledger.add(
+            self.event(law),
+            steps,
+            law=law,
+            origin=type(self).__name__,
+            reproducible_noise=self.seed is not None or reproducible_sampling,
+        )
+        self._charged_releases += steps
+
+    @property
+    def uncharged_releases(self):
+        """How many releases this process made that no `charge` paid for."""
+        return max(0, self._noise_key.releases - self._charged_releases)
+
+    def num_slots(self, expected_lot_size):
+        """M = round(L/k), at least 1: the number of slots of a lot (int32 tensor)."""
+        slots = tf.round(tf.cast(expected_lot_size, tf.float32) / self.microbatch_size)
+        return tf.maximum(tf.cast(slots, tf.int32), 1)
+
+    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+        """Adds the noise to a clipped sum and takes one step with the result.
+
+        Args:
+            sums: what a clipped sum over `clipping_set()` returned for one whole lot.
+            expected_lot_size: L, a public constant: the mean of the lot size's law.
+            regularization_gradients: gradients of losses that depend on the weights alone, added
+                after the noise; a list with None where there is none.
+
+        One call is one release of `event(law)`: charge the ledger before calling.
+        """
+        self._check_shapes(sums)
+        released = self._release(sums, expected_lot_size)
+        if regularization_gradients is not None:
+            released = [
+                g if r is None else g + tf.cast(r, g.dtype)
+                for g, r in zip(released, regularization_gradients, strict=True)
+            ]
+        with _releasing():
+            super().apply(released, self._trainable_variables)
+
+    def _release(self, sums, expected_lot_size):
+        """g̃: noise once per lot, then the public constants L and a."""
+        clipping_set = self.clipping_set()
+        stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
+        if self.microbatch_size > 1:
+            divisor = tf.cast(self.num_slots(expected_lot_size), tf.float32)
+        else:
+            divisor = tf.cast(expected_lot_size, tf.float32)
+        # A fresh key lives and dies with its own counter, so no restored step can make it meet the
+        # same counter twice; a seeded one follows the step, so that a run can be repeated.
+        release = self._noise_key.next_step()
+        step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
+        if self.noise_multiplier > 0:
+            sums = [
+                s + noise.gaussian(self._noise_key.key, step, i, s.shape, std)
+                for i, (s, std) in enumerate(zip(sums, stddevs, strict=True))
+            ]
+        released = [s / divisor for s in sums]
+        self._observe(released, [std / divisor for std in stddevs])
+        if clipping_set.center is not None:
+            released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
+        return released
+
+    def _observe(self, released, stddevs):
+        """Hook: updates the state of K from a released vector and its noise's std."""
+
+    def _check_shapes(self, sums):
+        shapes = [tuple(v.shape) for v in self._trainable_variables]
+        if [tuple(s.shape) for s in sums] != shapes:
+            raise ValueError(
+                f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes {shapes}: "
+                "pass what clipped_sum returned with this optimizer's clipping_set()."
+            )
+
+    def apply(self, grads, trainable_variables=None):
+        """Refused: raw gradients are not private. See `apply_private`."""
+        _refuse_raw_gradients(self)
+        return super().apply(grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars):
+        """Refused: raw gradients are not private. See `apply_private`."""
+        _refuse_raw_gradients(self)
+        return super().apply_gradients(grads_and_vars)
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Refused: raw gradients are not private. See `apply_private`."""
+        _refuse_raw_gradients(self)
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+
+    def load_own_variables(self, store):
+        """Restores the public state; the noise goes on under a new key."""
+        super().load_own_variables(store)
+        self._noise_key.renew()
+
+    def get_config(self):
+        """The arguments of the constructor. The noise key is no part of it."""
+        config = super().get_config()
+        for name in ("gradient_accumulation_steps", "loss_scale_factor"):
+            config.pop(name, None)
+        config.update(
+            noise_multiplier=self.noise_multiplier,
+            l2_norm_clip=self.l2_norm_clip,
+            microbatch_size=self.microbatch_size,
+            seed=self.seed,
+            allow_no_noise=self.allow_no_noise,
+        )
+        return config
+
+
+@contextlib.contextmanager
+def _releasing():
+    token = _RELEASING.set(True)
+    try:
+        yield
+    finally:
+        _RELEASING.reset(token)
+
+
+def _refuse_raw_gradients(optimizer):
+    if not _RELEASING.get():
+        raise RuntimeError(
+            f"{type(optimizer).__name__} takes no raw gradients: they are not private. Wrap the "
+            "model, `tf_adadp.DPModel(model)`, and compile that with this optimizer; in a custom "
+            "loop call `optimizer.apply_private(clipped_sum(...), expected_lot_size)`."
+        )
+
+
+def _check_noise_multiplier(noise_multiplier, allow_no_noise):
+    if not _is_finite_number(noise_multiplier) or noise_multiplier < 0:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier!r}: give a finite number above 0 (noise std over "
+            "sensitivity); tf_adadp.accounting.calibrate_noise_multiplier finds it for an ε."
+        )
+    if noise_multiplier == 0 and not allow_no_noise:
+        raise ValueError(
+            "noise_multiplier=0 trains without privacy (ε = ∞). If that is what you want, as a "
+            "baseline, say allow_no_noise=True; otherwise give a number above 0."
+        )
+
+
+def _is_finite_number(value):
+    return (
+        isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def _path(variable):
+    return getattr(variable, "path", None) or variable.name

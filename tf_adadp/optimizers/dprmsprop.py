@@ -1,0 +1,42 @@
+"""RMSprop on DP-SGD's release: ADADP's adaptive learning rate alone (ADAL)."""
+
+import keras
+
+from tf_adadp.optimizers.base import DPOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
+    """RMSprop fed with DP-SGD's released vector; ADAL in Xu et al., Section IV-E.
+
+        E[g̃²] ← ρ E[g̃²] + (1 − ρ) g̃²,   θ ← θ − η g̃ / √(E[g̃²] + ε0)          (eq. 1)
+
+    with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class.
+
+    Args:
+        learning_rate: η, a float or a Keras schedule.
+        rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
+        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.RMSprop`.
+    """
+
+    def __init__(
+        self,
+        learning_rate=2e-3,
+        *,
+        rho=0.9,
+        momentum=0.0,
+        epsilon=1e-7,
+        centered=False,
+        **kwargs,
+    ):
+        super().__init__(
+            learning_rate=learning_rate,
+            rho=rho,
+            momentum=momentum,
+            epsilon=epsilon,
+            centered=centered,
+            **kwargs,
+        )
+
+
+ADAL = DPRMSprop

@@ -1,0 +1,25 @@
+"""DP-SGD, with momentum."""
+
+import keras
+
+from tf_adadp.optimizers.base import DPOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class DPSGD(DPOptimizer, keras.optimizers.SGD):
+    """Differentially private stochastic gradient descent (Abadi et al. 2016, Algorithm 1).
+
+        θ ← θ − η · (Σ_x clip_C(g_x) + N(0, σ*²C² I)) / L
+
+    with Keras's momentum and Nesterov momentum on the released vector.
+
+    Args:
+        learning_rate: η, a float or a Keras schedule.
+        momentum, nesterov: as in `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+    """
+
+    def __init__(self, learning_rate=0.5, *, momentum=0.0, nesterov=False, **kwargs):
+        super().__init__(
+            learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, **kwargs
+        )

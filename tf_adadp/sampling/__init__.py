@@ -1,0 +1,22 @@
+"""Lots of examples drawn by a known sampling law.
+
+A lot is the set of examples of one private step. What the step costs depends on the law by which
+the lot was drawn, so the object that draws also states the law (`lots.law`) and whoever charges the
+step reads it there.
+
+- `PoissonLots`: every example enters every lot independently with probability L/N. The default.
+- `FixedSizeLots`: every lot is a uniformly random subset of fixed size.
+- `DeclaredLots`: the batches of a `tf.data.Dataset`, whose law the user states.
+
+All three are `Lots`: `as_dataset(physical_batch_size)` and `take(num_lots, physical_batch_size)`
+give elements `((x, y, sample_weight), mask)`, each lot cut into whole physical batches.
+
+`make_lot` packs examples that somebody else drew into the same form.
+"""
+
+from tf_adadp.sampling.base import Lots
+from tf_adadp.sampling.declared import DeclaredLots
+from tf_adadp.sampling.packing import make_lot
+from tf_adadp.sampling.sampled import FixedSizeLots, PoissonLots
+
+__all__ = ["DeclaredLots", "FixedSizeLots", "Lots", "PoissonLots", "make_lot"]

@@ -1,0 +1,165 @@
+"""What all lots have in common: counting steps, padding, structures, tf.data."""
+
+import abc
+import itertools
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.accounting import FixedSizeSampling
+from tf_adadp.sampling.keys import StepCounter
+from tf_adadp.sampling.packing import checked_integer, pack, physical_batches
+
+
+class Lots(abc.ABC):
+    """A stream of lots together with the law that drew them.
+
+    A lot of n examples is an element `((x, y, sample_weight), mask)`. With B =
+    `physical_batch_size` and P = ⌈n/B⌉ every tensor has shape [P, B, ...]: B is static, P differs
+    from lot to lot, and P = 0 is a legal, empty lot. `mask` [P, B] float32 is 1 for the n real
+    rows, which come first, and 0 for the padding, whose rows are zeros (empty strings). No example
+    is ever left out. `y` and `sample_weight` are None where absent.
+
+    Every lot has a step index and every index is handed out once, so that no lot is used for two
+    releases. The number of rows of a lot is private like the rows; N and the expected size are
+    public.
+
+    Attributes:
+        law: the sampling law, an object of `tf_adadp.accounting`. What is charged comes from here.
+        element_spec: `(x, y, sample_weight)` of `tf.TensorSpec`s of one batch, shape [None, ...].
+    """
+
+    def __init__(self, law, element_spec):
+        self.law = law
+        self.element_spec = element_spec
+        self._counter = StepCounter()
+
+    @property
+    def num_examples(self):
+        """N, the number of examples lots are drawn from."""
+        return self.law.num_examples
+
+    @property
+    def expected_size(self):
+        """L, the expected number of examples in a lot, a float. Sums are divided by it."""
+        law = self.law
+        return float(law.size if isinstance(law, FixedSizeSampling) else law.expected_size)
+
+    @property
+    def steps_per_epoch(self):
+        """⌈N/L⌉."""
+        return math.ceil(self.num_examples / self.expected_size)
+
+    @property
+    def seed(self):
+        """The seed, or None when the lots cannot be reproduced."""
+        return None
+
+    @property
+    def step(self):
+        """The index of the next lot, counting those that a dataset has reserved or drawn ahead.
+
+        Setting it resumes seeded lots at any step. Lots without a seed can only skip forward:
+        going back raises ValueError.
+        """
+        return self._counter.next
+
+    @step.setter
+    def step(self, step):
+        step = checked_integer("step", step, least=0)
+        if self.seed is None:
+            self._counter.advance_to(step)
+        else:
+            # A new counter: iterators still running on the old one do not disturb the new count.
+            self._counter = StepCounter(step)
+
+    def as_dataset(self, physical_batch_size, num_lots=None, start_step=None):
+        """The lots as a prefetched `tf.data.Dataset`.
+
+        Each iteration of the dataset continues where the last one ended; none repeats lots. With
+        `num_lots` an iteration reserves that many steps when it begins, so that `step` does not
+        depend on how far prefetching ran. Without it, `step` runs ahead of the consumer by what is
+        prefetched: who wants to resume keeps count of the lots used.
+
+        Args:
+            physical_batch_size: B, rows per physical batch.
+            num_lots: lots per iteration; None for lots without end.
+            start_step: where the first iteration starts, as if `step` had been set to it; None for
+                `step` at that time. Setting `step` later does not move a seeded dataset that has a
+                `start_step`.
+
+        Returns:
+            A dataset of `((x, y, sample_weight), mask)`, see the class.
+
+        Raises:
+            TypeError, ValueError: an argument is no integer or too small; `start_step` lies before
+                `step` and there is no seed.
+        """
+        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+        if num_lots is not None:
+            num_lots = checked_integer("num_lots", num_lots, least=1)
+        own_counter = None
+        if start_step is not None:
+            self.step = start_step
+            own_counter = self._counter
+
+        def lots():
+            counter = own_counter or self._counter
+            if num_lots is None:
+                steps = (counter.claim() for _ in itertools.count())
+            else:
+                first = counter.claim(num_lots)
+                steps = range(first, first + num_lots)
+            for step in steps:
+                yield tuple(physical_batches(*self._rows(step, size), size))
+
+        signature = [
+            tf.TensorSpec((None, size, *spec.shape[1:]), spec.dtype)
+            for spec in self._present_specs()
+        ]
+        dataset = tf.data.Dataset.from_generator(
+            lots, output_signature=(*signature, tf.TensorSpec((None, size), tf.float32))
+        )
+        pack_tensors = tf.autograph.experimental.do_not_convert(
+            lambda *tensors: pack(self.element_spec, tensors)
+        )
+        dataset = dataset.map(pack_tensors)
+        cardinality = tf.data.INFINITE_CARDINALITY if num_lots is None else num_lots
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+        return dataset.prefetch(2)
+
+    def take(self, num_lots, physical_batch_size):
+        """Iterate over the next `num_lots` lots (None: without end), for custom training loops.
+
+        Yields what `as_dataset` yields, as eager tensors. Each lot is drawn when it is asked for,
+        so `step` is exactly the number of lots handed out.
+
+        Raises:
+            TypeError, ValueError: an argument is no integer or less than 1.
+        """
+        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+        if num_lots is not None:
+            num_lots = checked_integer("num_lots", num_lots, least=1)
+
+        def lot():
+            leaves = physical_batches(*self._rows(self._counter.claim(), size), size)
+            return pack(self.element_spec, map(tf.convert_to_tensor, leaves))
+
+        return (lot() for _ in (itertools.count() if num_lots is None else range(num_lots)))
+
+    @abc.abstractmethod
+    def _rows(self, step, multiple):
+        """The number n of examples of lot `step`, and its rows padded to a multiple of `multiple`.
+
+        One array per leaf of `element_spec` that is not None.
+        """
+
+    def _present_specs(self):
+        return [spec for spec in keras.tree.flatten(self.element_spec) if spec is not None]
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}(num_examples={self.num_examples}, "
+            f"expected_size={self.expected_size}, step={self.step}, seed={self.seed})"
+        )

@@ -1,0 +1,84 @@
+"""The randomness of lots: a key that stays secret, and steps that are handed out once."""
+
+import hashlib
+import numbers
+import secrets
+import threading
+
+import numpy as np
+
+
+class LotKey:
+    """A 128-bit key from which the random generator of every step is derived.
+
+    Without a seed the key comes from the operating system's entropy and never leaves the object: it
+    is not in `repr`, and a pickled or deep-copied key is a NEW key. Whoever knows the key knows
+    which examples were in which lot, and with that the amplification by sampling is gone.
+
+    Raises:
+        TypeError: `seed` is neither None nor an integer.
+    """
+
+    __slots__ = ("_key", "seed")
+
+    def __init__(self, seed=None):
+        if seed is None:
+            self.seed = None
+            self._key = secrets.randbits(128)
+            return
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise TypeError(
+                f"seed must be an integer or None, got {seed!r}. Leave it None for private "
+                "training; a seed is for tests."
+            )
+        self.seed = int(seed)
+        # Hashed under a name of our own, so that noise keyed by the same seed is unrelated to the
+        # lots.
+        digest = hashlib.blake2b(str(self.seed).encode(), digest_size=16, person=b"tf_adadp lots")
+        self._key = int.from_bytes(digest.digest(), "little")
+
+    def generator(self, step):
+        """The generator of one step, the same at every call."""
+        # Philox counts blocks from the low end of a 256-bit counter. The step sits in the upper
+        # half, so the streams of two steps meet only after 2^128 blocks.
+        return np.random.Generator(np.random.Philox(key=self._key, counter=step << 128))
+
+    def __repr__(self):
+        return f"LotKey({'<secret>' if self.seed is None else f'seed={self.seed}'})"
+
+    def __reduce__(self):
+        return type(self), (self.seed,)
+
+
+class StepCounter:
+    """Hands out step indices, each one once, to any number of threads."""
+
+    def __init__(self, start=0):
+        self._next = start
+        self._lock = threading.Lock()
+
+    @property
+    def next(self):
+        """The first index not handed out yet."""
+        return self._next
+
+    def claim(self, count=1):
+        """Take `count` consecutive indices and return the first."""
+        with self._lock:
+            first = self._next
+            self._next += count
+            return first
+
+    def advance_to(self, step):
+        """Skip to `step`; ValueError if it was handed out already."""
+        with self._lock:
+            if step < self._next:
+                raise ValueError(
+                    f"step cannot go back from {self._next} to {step}: lots made without a seed "
+                    "are never drawn twice. Make new lots, or give seed= (for tests) to replay "
+                    "them."
+                )
+            self._next = step
+
+    def __reduce__(self):
+        return type(self), (self._next,)

@@ -1,0 +1,59 @@
+"""The form of a lot: whole physical batches, a mask, one structure."""
+
+import numbers
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp.sampling.sources import ArraySource
+
+
+def make_lot(x, y=None, sample_weight=None, physical_batch_size=None):
+    """Pack ALL rows given into one lot `((x, y, sample_weight), mask)`, as `Lots` yields them.
+
+    For custom loops that draw their own examples. The lot does not know how its rows were drawn:
+    who charges the step has to be told the law.
+
+    Args:
+        x, y, sample_weight: arrays or nested structures of arrays, one row per example; no row at
+            all is an empty lot. y and sample_weight may be None.
+        physical_batch_size: B, rows per physical batch; None for one batch with all rows.
+
+    Returns:
+        Eager tensors of shape [⌈n/B⌉, B, ...] and the mask [⌈n/B⌉, B], float32.
+
+    Raises:
+        TypeError: something is no array; `physical_batch_size` is no integer.
+        ValueError: the arrays differ in rows; `physical_batch_size` is less than 1.
+    """
+    source = ArraySource(x, y, sample_weight)
+    size = max(len(source), 1)
+    if physical_batch_size is not None:
+        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+    count, leaves = source.rows(np.arange(len(source)), size)
+    return pack(source.spec, map(tf.convert_to_tensor, physical_batches(count, leaves, size)))
+
+
+def physical_batches(count, leaves, size):
+    """Padded rows, the first `count` of them real, cut into [P, size, ...]; last comes the mask."""
+    mask = np.zeros(len(leaves[0]), np.float32)
+    mask[:count] = 1.0
+    return [leaf.reshape(-1, size, *leaf.shape[1:]) for leaf in (*leaves, mask)]
+
+
+def pack(element_spec, tensors):
+    """Leaves and mask as `((x, y, sample_weight), mask)`, with None where the spec has None."""
+    *leaves, mask = tensors
+    leaves = iter(leaves)
+    flat = [None if spec is None else next(leaves) for spec in keras.tree.flatten(element_spec)]
+    return keras.tree.pack_sequence_as(element_spec, flat), mask
+
+
+def checked_integer(name, value, least):
+    """`value` as an int; TypeError if it is no integer, ValueError if it is less than `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+    return int(value)

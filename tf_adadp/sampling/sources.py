@@ -1,0 +1,304 @@
+"""Random access to the rows of whatever the user calls data.
+
+A source has `len(source)`, `spec` (the structure `(x, y, sample_weight)` of `tf.TensorSpec`s of a
+batch of unknown size, None where a part is absent) and `rows(indices, multiple)`: the number of
+rows and one numpy array per leaf of `spec` that is not None, in the order of `keras.tree.flatten`,
+with padding rows up to a whole multiple of `multiple`. Reading a lot costs work in proportion to
+the lot, not to the data.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def as_source(x, y=None, sample_weight=None, transform=None):
+    """Wrap `x` (and `y`, `sample_weight`) as a source.
+
+    Args:
+        x: an array, a nested dict, tuple or list of arrays (lists become tuples), or a
+            random-access source: an object with `__len__` and `__getitem__` that is not an array.
+        y, sample_weight: arrays or structures of arrays; None for a random-access source.
+        transform: for a random-access source only, a function from one item to `(x, y)` or
+            `(x, y, sample_weight)`.
+
+    Raises:
+        TypeError: data without random access, or of a type that is no tensor.
+        ValueError: empty data, unequal lengths, or an argument that does not go with `x`.
+    """
+    _refuse_batched(x)
+    if keras.tree.is_nested(x) or hasattr(x, "__array__"):
+        if transform is not None:
+            raise ValueError(
+                f"transform={transform!r} applies to the items of a random-access source, but x "
+                "holds arrays. Transform the arrays beforehand, or put the transformation into the "
+                "model."
+            )
+        source = ArraySource(x, y, sample_weight)
+        if len(source) == 0:
+            raise ValueError("x has no rows. Lots need at least one example.")
+        return source
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None when x is a random-access source, got a {_type_name(value)}: "
+                "the items of x must be (x, y) or (x, y, sample_weight). Use transform= to make "
+                "them so."
+            )
+    return ItemSource(x, transform)
+
+
+def leaf_dtype(dtype, name):
+    """The TensorFlow type of data of a numpy or TensorFlow type: floats become Keras's floatx."""
+    try:
+        tensor_dtype = tf.as_dtype(dtype)
+    except TypeError:
+        raise TypeError(
+            f"{name} has dtype {dtype}, which is no TensorFlow type. Convert it to floats, "
+            "integers, booleans or strings."
+        ) from None
+    return tf.as_dtype(keras.config.floatx()) if tensor_dtype.is_floating else tensor_dtype
+
+
+def batch_spec(leaves, structure):
+    """The `(x, y, sample_weight)` of TensorSpecs [None, ...] for `leaves` of (inner shape, dtype).
+
+    Weights multiply losses, so integer weights become floatx too.
+    """
+    x, y, sample_weight = keras.tree.pack_sequence_as(
+        structure,
+        [None if leaf is None else tf.TensorSpec((None, *leaf[0]), leaf[1]) for leaf in leaves],
+    )
+    floatx = keras.config.floatx()
+    sample_weight = keras.tree.map_structure(
+        lambda spec: None if spec is None else tf.TensorSpec(spec.shape, floatx), sample_weight
+    )
+    return x, y, sample_weight
+
+
+def padding(spec, count, multiple):
+    """Zeros (empty strings) for `count` rows of a leaf, up to a multiple of `multiple`."""
+    shape = (-(-count // multiple) * multiple, *spec.shape[1:])
+    if spec.dtype == tf.string:
+        return np.full(shape, b"", object)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def leaf_names(structure):
+    """Names like `x['image']` for the leaves of `(x, y, sample_weight)`."""
+    names = []
+    for (part, *path), _ in keras.tree.flatten_with_path(structure):
+        names.append(("x", "y", "sample_weight")[part] + "".join(f"[{key!r}]" for key in path))
+    return names
+
+
+class ArraySource:
+    """Rows of arrays in memory or memory-mapped, read by fancy indexing and never copied whole."""
+
+    def __init__(self, x, y=None, sample_weight=None):
+        structure = keras.tree.lists_to_tuples((x, y, sample_weight))
+        names = leaf_names(structure)
+        arrays = [
+            None if leaf is None else _as_array(leaf, name)
+            for leaf, name in zip(keras.tree.flatten(structure), names, strict=True)
+        ]
+        if all(leaf is None for leaf in keras.tree.flatten(structure[0])):
+            raise ValueError(
+                f"x holds no array, got {x!r}. Pass an array or a structure of arrays."
+            )
+        self._arrays = [array for array in arrays if array is not None]
+        present = [name for name, array in zip(names, arrays, strict=True) if array is not None]
+        for name, array in zip(present, self._arrays, strict=True):
+            if len(array) != len(self):
+                raise ValueError(
+                    f"{name} has {len(array)} rows, but {present[0]} has {len(self)}. All arrays "
+                    "must have one row per example."
+                )
+        self.spec = batch_spec(
+            [
+                None if array is None else (array.shape[1:], leaf_dtype(array.dtype, name))
+                for name, array in zip(names, arrays, strict=True)
+            ],
+            structure,
+        )
+        self._leaf_specs = [s for s in keras.tree.flatten(self.spec) if s is not None]
+
+    def __len__(self):
+        return len(self._arrays[0])
+
+    def rows(self, indices, multiple):
+        """The rows at `indices` (int64 array) of every array, padded."""
+        count = len(indices)
+        leaves = []
+        for array, spec in zip(self._arrays, self._leaf_specs, strict=True):
+            leaf = padding(spec, count, multiple)
+            if array.dtype == leaf.dtype and array.flags.c_contiguous:
+                # One pass. Only here: take() would copy the WHOLE of an array of another layout.
+                np.take(array, indices, axis=0, out=leaf[:count], mode="clip")
+            else:
+                leaf[:count] = array[indices]
+            leaves.append(leaf)
+        return count, leaves
+
+
+class ItemSource:
+    """Items of a random-access source, one Python call each, or one for all through `__getitems__`.
+
+    Item 0 is read at once; its structure, shapes and types must be those of all items. An item that
+    differs raises when it is first drawn, which reveals that it was: check sources beforehand.
+    """
+
+    def __init__(self, items, transform=None):
+        try:
+            self._length = len(items)
+            items.__getitem__  # noqa: B018
+        except (TypeError, AttributeError):
+            raise TypeError(
+                f"x is a {_type_name(items)}, which has no random access to single examples. Pass "
+                "dense arrays, a structure of arrays, or an object with __len__ and __getitem__."
+            ) from None
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be a function of one item, got {transform!r}.")
+        if self._length == 0:
+            raise ValueError(
+                f"x, a {_type_name(items)}, has no items. Lots need at least one example."
+            )
+        self._items = items
+        self._transform = transform
+        first = self._structure(items[0], 0)
+        self._names = leaf_names(first)
+        leaves = [
+            None if leaf is None else _item_leaf(leaf, name)
+            for leaf, name in zip(keras.tree.flatten(first), self._names, strict=True)
+        ]
+        self.spec = batch_spec(
+            [
+                None if leaf is None else (leaf.shape, leaf_dtype(leaf.dtype, name))
+                for leaf, name in zip(leaves, self._names, strict=True)
+            ],
+            first,
+        )
+        self._leaf_specs = keras.tree.flatten(self.spec)
+
+    def __len__(self):
+        return self._length
+
+    def rows(self, indices, multiple):
+        """The items at `indices` (int64 array), stacked leaf by leaf and padded."""
+        indices = indices.tolist()
+        stacked = [
+            None if spec is None else padding(spec, len(indices), multiple)
+            for spec in self._leaf_specs
+        ]
+        for row, (index, item) in enumerate(zip(indices, self._read(indices), strict=True)):
+            item = self._structure(item, index)
+            try:
+                keras.tree.assert_same_structure(self.spec, item)
+            except ValueError:
+                raise ValueError(
+                    f"item {index} of x has another structure than item 0, {self.spec}. All items "
+                    "must agree."
+                ) from None
+            for out, leaf, name in zip(stacked, keras.tree.flatten(item), self._names, strict=True):
+                self._store(out, row, leaf, f"{name} of item {index}")
+        return len(indices), [out for out in stacked if out is not None]
+
+    def _read(self, indices):
+        if indices and hasattr(self._items, "__getitems__"):
+            return self._items.__getitems__(indices)
+        return (self._items[index] for index in indices)
+
+    def _structure(self, item, index):
+        if self._transform is not None:
+            item = self._transform(item)
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise TypeError(
+                f"item {index} of x must be (x, y) or (x, y, sample_weight), got a "
+                f"{_type_name(item)}. "
+                'Use transform=, for example transform=lambda item: (item["image"], item["label"]).'
+            )
+        return keras.tree.lists_to_tuples((*item, None)[:3])
+
+    @staticmethod
+    def _store(out, row, leaf, name):
+        if out is None or leaf is None:
+            if out is not leaf:
+                raise ValueError(f"{name} is {_type_name(leaf)}: None in all items or in no item.")
+            return
+        leaf = _item_leaf(leaf, name)
+        if leaf.shape != out.shape[1:]:
+            raise ValueError(
+                f"{name} has shape {leaf.shape}, but item 0 has {out.shape[1:]}. All items must "
+                "have one shape: resize or pad them in transform=."
+            )
+        if leaf.dtype != out.dtype and not _fits(leaf.dtype, out.dtype):
+            raise ValueError(
+                f"{name} has dtype {leaf.dtype}, which does not fit {out.dtype}, the type of item "
+                "0. Convert it in transform=."
+            )
+        out[row] = leaf[()] if out.dtype == object else leaf
+
+
+def _as_array(leaf, name):
+    if not hasattr(leaf, "__array__"):
+        raise TypeError(
+            f"{name} is a {_type_name(leaf)}, not an array. Convert it with np.asarray (make "
+            "sparse data dense, pad ragged data)."
+        )
+    array = np.asarray(leaf)
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a scalar, {array!r}. Pass an array with one row per example.")
+    if array.dtype == object:
+        _check_strings(array, name)
+    return array
+
+
+def _item_leaf(leaf, name):
+    if isinstance(leaf, (str, bytes)):
+        # numpy's own bytes type would cut trailing zero bytes off.
+        return np.array(leaf, dtype=object)
+    array = np.asarray(leaf)
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype == object:
+        _check_strings(array, name)
+    return array
+
+
+def _fits(dtype, into):
+    # Every number may become a float; anything else must keep its value.
+    if tf.as_dtype(into).is_floating:
+        return dtype.kind != "O"
+    return np.can_cast(dtype, into, "safe")
+
+
+def _check_strings(array, name):
+    for value in array.flat:
+        if not isinstance(value, (str, bytes)):
+            raise TypeError(
+                f"{name} has dtype object and holds a {_type_name(value)}. Objects must be "
+                "strings; convert anything else to an array of numbers of one shape."
+            )
+
+
+def _refuse_batched(x):
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        raise TypeError(
+            f"x is a {_type_name(x)}: the law by which it samples is unknown and its examples "
+            "cannot be read one by one. Pass arrays or a random-access source (tfds.data_source), "
+            "or state the law with DeclaredLots(dataset, law)."
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        raise TypeError(
+            f"x is a {_type_name(x)}, a keras.utils.PyDataset: its items are batches, not "
+            "examples. Pass arrays, or an object whose items are single examples."
+        )
+    if hasattr(x, "__next__"):
+        raise TypeError(
+            f"x is a {_type_name(x)}, an iterator: sampling needs random access to the examples. "
+            "Pass arrays, or an object with __len__ and __getitem__."
+        )
+
+
+def _type_name(value):
+    return type(value).__name__

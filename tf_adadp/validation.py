@@ -1,0 +1,91 @@
+"""What a DPModel refuses, each with the way out."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_STEERED = "Training metrics are raw statistics that no ε covers. Monitor a validation metric, {}."
+
+
+def check_layers(model):
+    """Refuses layers that mix examples or keep statistics of raw data."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise ValueError(
+                f"Layer {layer.name!r} is a BatchNormalization in training mode: it mixes the "
+                "examples of a batch and stores their raw statistics. Use "
+                "keras.layers.GroupNormalization instead, or freeze it (trainable=False)."
+            )
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"Layer {layer.name!r} is stateful: it carries one example's state into the next. "
+                "Use stateful=False."
+            )
+
+
+def check_trainable_state(model):
+    """Refuses layers frozen or unfrozen since compile: sets and optimizer state would not fit."""
+    for layer, trainable in model._compiled_trainable_state.items():
+        if layer.trainable != trainable:
+            raise ValueError(
+                f"Layer {layer.name!r} has trainable={layer.trainable}, and had {trainable} when "
+                "the model was compiled. Compile again after changing `trainable`."
+            )
+
+
+def check_callbacks(callbacks):
+    """Refuses callbacks that let a raw training statistic steer the training."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise ValueError(
+                f"{name} stops on the training loss, which is a raw statistic. Leave it out: "
+                "non-finite gradients contribute nothing to a private sum."
+            )
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str):
+            continue
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+            continue
+        if not monitor.startswith("val_") and monitor != "epsilon":
+            raise ValueError(
+                f"{name}(monitor={monitor!r}) steers training by a training metric. "
+                + _STEERED.format(f"e.g. monitor='val_{monitor}'")
+            )
+
+
+def check_data_source(x):
+    """Refuses data whose sampling law is unknown."""
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        raise TypeError(
+            "x is a tf.data.Dataset: how it samples its batches is unknown, so its privacy cannot "
+            "be accounted. Give arrays, or PoissonLots(...) over a random-access source; or "
+            "declare the law of the batches: DeclaredLots(dataset, law=PoissonSampling(N, L))."
+        )
+    if isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+        raise TypeError(
+            f"x is a {type(x).__name__}: how it samples its batches is unknown, so its privacy "
+            "cannot be accounted. Give arrays, or PoissonLots(...) over a random-access source."
+        )
+    if x is None:
+        raise TypeError("x=None: give arrays with batch_size, or lots.")
+
+
+def check_labels(model, y):
+    """Refuses labels that no loss of numbers can take."""
+    for label in keras.tree.flatten(y) if y is not None else ():
+        if label is not None and label.dtype in ("string", "complex64", "complex128"):
+            raise ValueError(
+                f"y has dtype {label.dtype}: encode labels as integers or floats first, e.g. with "
+                "keras.layers.StringLookup outside the model."
+            )
+
+
+def check_sparse_labels(y, num_classes):
+    """Refuses class indices outside 0..num_classes−1, which TensorFlow would stop at mid-run."""
+    labels = np.asarray(y)
+    if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
+        raise ValueError(
+            f"y has labels from {labels.min()} to {labels.max()}, and the model {num_classes} "
+            f"outputs: number the classes 0..{num_classes - 1}."
+        )
