@@ -41,7 +41,7 @@ def train(data, epochs=30):
 
     # Lots differ in their number of physical batches. The signature of the stream leaves that
     # number open, so one graph serves them all.
-    @tf.function(input_signature=[stream.element_spec])
+    @tf.function(input_signature=[stream.element_spec], autograph=False)
     def private_step(lot):
         # The sum is raw: it goes into apply_private and nowhere else. Dividing by the EXPECTED
         # size keeps the realised one private.

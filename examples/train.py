@@ -201,11 +201,8 @@ def versions():
     return {"python": platform.python_version(), "tf_adadp": dp.__version__, **found}
 
 
-def main(argv):
-    """Trains as the flags say; prints the summary and returns it."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}: flags start with --.")
-    _check_flags_fit_optimizer()
+def train():
+    """Trains as the flags say, writes the figure, and returns the summary."""
     private = _OPTIMIZER.value != "nonprivate"
     try:
         data = datasets.load(_DATASET.value, _DATA_DIR.value)
@@ -265,7 +262,7 @@ def main(argv):
     if private:
         title += f", L = {_LOT_SIZE.value}, σ* = {sigma:.4g}"
     plot(steps_done, history["val_accuracy"], history.get("epsilon"), title, figure)
-    summary = {
+    return {
         "dataset": data.name,
         "model": _MODEL.value,
         "parameters": num_parameters,
@@ -286,8 +283,6 @@ def main(argv):
         "versions": versions(),
         "figure": str(figure),
     }
-    print(json.dumps(summary), flush=True)
-    return summary
 
 
 def _check_flags_fit_optimizer():
@@ -311,6 +306,13 @@ def _check_flags_fit_optimizer():
             "--local_clip_factor=%g has an effect with --clipping=local only.",
             _LOCAL_CLIP_FACTOR.value,
         )
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}: flags start with --.")
+    _check_flags_fit_optimizer()
+    print(json.dumps(train()), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ _MODULE_OF = {
     "noise": None,
 }
 __all__ = sorted(_MODULE_OF)
+_NEEDS_KERAS = {
+    f"{__name__}.{module or name}"
+    for name, module in _MODULE_OF.items()
+    if (module or name) != "accounting"
+}
 
 
 def __getattr__(name):
@@ -68,7 +73,9 @@ class _RegisterAfterKeras(importlib.abc.MetaPathFinder):
 
             def execute_and_register(module):
                 execute(module)
-                importlib.import_module(f"{__name__}.model")
+                # Not where one of our own modules is importing Keras: it would be met half made.
+                if not any(name in sys.modules for name in _NEEDS_KERAS):
+                    importlib.import_module(f"{__name__}.model")
 
             spec.loader.exec_module = execute_and_register
         return spec

@@ -89,8 +89,8 @@ class ClippingSet(abc.ABC):
 
         Returns:
             list of float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row with a non-finite
-            entry in any variable, or whose norm overflows float32 (its square does, above
-            1.8·10¹⁹), contributes exactly 0.
+            entry in any variable contributes exactly 0, and so does one whose norm, of g or for
+            an ellipsoid of (g − a)/b, overflows float32 (its square does, above 1.8·10¹⁹).
         """
 
     @abc.abstractmethod

@@ -88,9 +88,7 @@ class DPModel(keras.Model):
         return self.model(inputs)
 
     def build(self, input_shape):
-        """Builds the inner model for inputs of this shape."""
-        if not self.model.built:
-            self.model.build(input_shape)
+        """Nothing to make: the wrapper has no weights, and the inner model builds itself."""
         self.built = True
 
     def summary(self, *args, **kwargs):
@@ -184,7 +182,7 @@ class DPModel(keras.Model):
                 their sampling law: `PoissonLots`, `FixedSizeLots`, `DeclaredLots`.
             batch_size: L, the expected lot size; required with arrays, 1 ≤ L ≤ N. Every step draws
                 each record with probability L/N.
-            shuffle: has no effect, lots are drawn at random.
+            shuffle: must stay True, lots are drawn at random.
             class_weight, sample_weight: multiply an example's loss before clipping.
             steps_per_epoch: lots per epoch; ceil(N/L) by default.
             validation_split: a last part of the arrays that is set aside before L/N is computed.
@@ -197,6 +195,10 @@ class DPModel(keras.Model):
                 unknown, on arguments out of range, on callbacks that steer by a training metric.
         """
         self._assert_compile_called("fit")
+        if not shuffle:
+            raise ValueError(
+                "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
+            )
         callbacks = _private_callbacks_first(callbacks)
         validation.check_callbacks(callbacks)
         if isinstance(x, _LOTS):
@@ -218,8 +220,15 @@ class DPModel(keras.Model):
             if validation_batch_size is None:
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
+        validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
         self._run.start(lots.law, lots.expected_size, lots.seed is not None)
-        dataset = lots.as_dataset(self._physical_batch_size(lots.expected_size))
+        steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
+        # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
+        executions = math.ceil(steps_per_epoch / self.steps_per_execution)
+        dataset = lots.as_dataset(
+            self._physical_batch_size(lots.expected_size),
+            num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
+        )
         return super().fit(
             x=dataset,
             shuffle=False,
@@ -228,7 +237,7 @@ class DPModel(keras.Model):
             callbacks=callbacks,
             validation_data=validation_data,
             initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch or lots.steps_per_epoch,
+            steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size or 256,
             validation_freq=validation_freq,
@@ -426,12 +435,12 @@ class DPModel(keras.Model):
             element_spec,
         )
         x, y, sample_weight = probe
-        validation.check_labels(self, y)
+        if y is None and self._compile_loss is not None:
+            raise ValueError("y=None: the compiled loss needs labels; pass y.")
+        validation.check_labels(y)
         self._symbolic_build(data_batch=(x, y, sample_weight))
-        y_pred = compute_output_spec(self.model, x)
+        y_pred = self._run.y_pred = compute_output_spec(self.model, x)
         if self._compile_loss is not None:
-            if y is None:
-                raise ValueError("y=None: the compiled loss needs labels; pass y.")
             gradients.check_reduces_no_batch(self._compile_loss, y, y_pred)
         if not self.trainable_variables:
             raise ValueError(
@@ -476,6 +485,7 @@ class _Run:
 
     def __init__(self):
         self.engine = None
+        self.y_pred = None
         self.key = noise.SecretKey(None)
         self.expected_size = None
         self.law = None

@@ -71,7 +71,7 @@ def check_data_source(x):
         raise TypeError("x=None: give arrays with batch_size, or lots.")
 
 
-def check_labels(model, y):
+def check_labels(y):
     """Refuses labels that no loss of numbers can take."""
     for label in keras.tree.flatten(y) if y is not None else ():
         if label is not None and label.dtype in ("string", "complex64", "complex128"):
@@ -81,11 +81,24 @@ def check_labels(model, y):
             )
 
 
-def check_sparse_labels(y, num_classes):
-    """Refuses class indices outside 0..num_classes−1, which TensorFlow would stop at mid-run."""
-    labels = np.asarray(y)
-    if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
+def check_class_labels(loss, y, y_pred):
+    """Refuses class indices without an output, on which TensorFlow would stop in mid-run.
+
+    Args:
+        loss: a built Keras `CompileLoss`, or None.
+        y: array of labels, or a structure or None, which are let pass.
+        y_pred: the KerasTensor (or structure) of the model's output.
+    """
+    if loss is None or y is None or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
+        return
+    loss = loss._flat_losses[0].loss
+    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+        return
+    if getattr(loss, "ignore_class", None) is not None:
+        return
+    labels, classes = np.asarray(y), y_pred.shape[-1]
+    if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
-            f"y has labels from {labels.min()} to {labels.max()}, and the model {num_classes} "
-            f"outputs: number the classes 0..{num_classes - 1}."
+            f"y has labels from {labels.min():g} to {labels.max():g}, and the model {classes} "
+            f"outputs: number the classes 0..{classes - 1}."
         )

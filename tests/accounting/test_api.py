@@ -87,10 +87,10 @@ def test_free_and_unbounded_cases(accountant):
     assert accounting.max_steps(1.0, 0.0, 1.0, 1e-5, accountant) == 2**53
 
 
-@pytest.mark.parametrize("sigma", [1e-5, 1e-155, 1e-200])
+@pytest.mark.parametrize("sigma", [1e-5, 1e-7, 1e-155, 1e-200])
 @pytest.mark.parametrize("accountant", RENYI)
 def test_vanishing_noise_fails_closed(sigma, accountant):
-    # The squares of the smaller two underflow to NaN, which must not come out as ε = 0.
+    # Squares of the last two underflow, to NaN in some accountants, which must not come out as ε = 0.
     assert accounting.epsilon(sigma, 0.01, 1, 1e-5, accountant) > 1e8
 
 
@@ -120,7 +120,9 @@ def test_epsilon_is_monotone(sigma, q, steps, delta, factor, accountant):
     base, slack = eps(), 1e-6  # fractional orders are series, good to about 1e-8
     assert base >= 0
     assert eps(sigma=sigma * factor) <= base * (1 + slack)
-    assert eps(q=q / factor) <= base * (1 + slack)
+    # At q = 1 the full Gaussian replaces Theorem 1, whose bound exceeds it for q just below.
+    if accountant == "rdp" or q < 1:
+        assert eps(q=q / factor) <= base * (1 + slack)
     assert eps(steps=steps + 1) >= base * (1 - slack)
     assert eps(delta=delta / factor) >= base * (1 - slack)
 

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import step_time
 
+import tf_adadp as dp
+
 TINY = step_time.Workload("mlp", "tiny", lambda: common.mlp(6, 4, 10), (6,), 16, {"": 60.0})
 
 
@@ -43,10 +45,23 @@ def test_contenders_take_turns():
     assert times["a"].shape == times["b"].shape == (3, 4)
 
 
-def test_time_rows_of_every_method():
-    methods = [(method, 8) for method in step_time.DEFAULT_METHODS]
-    rows = list(step_time.time_rows(TINY, methods, steps=2, repeats=1))
-    assert [row["method"] for row in rows] == [*step_time.PLAIN, *step_time.DEFAULT_METHODS]
+def test_default_methods_and_limits_name_what_there_is():
+    limits = {method for w in step_time.WORKLOADS.values() for method in w.limits} - {""}
+    for method in {*step_time.DEFAULT_METHODS, *limits}:
+        name, _, jit = method.partition(":")
+        optimizer = step_time.OPTIMIZERS[name]()
+        assert isinstance(optimizer, dp.DPOptimizer)
+        assert getattr(optimizer, "clipping", "ellipsoid") == (
+            "local" if "local" in method else "ellipsoid"
+        )
+        assert jit in step_time.JIT_COMPILE
+
+
+def test_time_rows_of_real_training():
+    methods = [("dpsgd", 8), ("adadp_local:noxla", None)]
+    rows = list(step_time.time_rows(TINY, methods, steps=2, repeats=2))
+    assert [(r["method"], r["physical_batch_size"]) for r in rows[2:]] == methods
+    assert [row["method"] for row in rows[:2]] == list(step_time.PLAIN)
     plain = min(row["step_ms"] for row in rows[:2])
     for row in rows:
         assert row["step_ms"] > 0

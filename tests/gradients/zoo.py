@@ -26,7 +26,12 @@ def _sequential(shape, *layers):
 
 
 def dense():
-    return _sequential((6,), L.Dense(8, "tanh"), L.Dense(3)), _images(6), _classes(3), _crossentropy()
+    return (
+        _sequential((6,), L.Dense(8, "tanh"), L.Dense(3)),
+        _images(6),
+        _classes(3),
+        _crossentropy(),
+    )
 
 
 def conv():

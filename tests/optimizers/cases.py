@@ -29,9 +29,7 @@ def make_variables():
     for path, shape in SHAPES.items():
         scope, _, name = path.rpartition("/")
         with keras.name_scope(scope or "top"):
-            variables.append(
-                keras.Variable(np.zeros(shape, np.float32), trainable=True, name=name)
-            )
+            variables.append(keras.Variable(np.zeros(shape, np.float32), trainable=True, name=name))
     return variables
 
 
@@ -56,6 +54,8 @@ def advance(optimizer, rng, steps, rows=20, scale=1.0):
     """Takes private steps on random gradients, so that the state is one that training reaches."""
     direction = random_grads(rng, 1, scale)
     for _ in range(steps):
-        grads = [d + g for d, g in zip(direction, random_grads(rng, rows, 0.3 * scale), strict=True)]
+        grads = [
+            d + g for d, g in zip(direction, random_grads(rng, rows, 0.3 * scale), strict=True)
+        ]
         sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
         optimizer.apply_private(sums, float(rows))

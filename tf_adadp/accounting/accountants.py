@@ -17,8 +17,13 @@ import numpy as np
 from dp_accounting import pld, rdp
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
-from tf_adadp.accounting.bounds import Theorem1Accountant, classical_delta, classical_epsilon
-from tf_adadp.accounting.events import event_from_key, event_key, is_non_private
+from tf_adadp.accounting.bounds import (
+    LEAST_NOISE_MULTIPLIER,
+    Theorem1Accountant,
+    classical_delta,
+    classical_epsilon,
+)
+from tf_adadp.accounting.events import event_from_key, event_key, is_non_private, walk
 
 ACCOUNTANTS = ("rdp", "pld", "theorem1")
 _Relation = dp_accounting.NeighboringRelation
@@ -137,13 +142,16 @@ def _event_rdp(
     key: str, relation: dp_accounting.NeighboringRelation, accountant: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Orders and Rényi bound of one event; computing it takes about 20 ms."""
+    event = event_from_key(key)
     renyi_accountant = _RENYI[accountant][0](neighboring_relation=relation)
     orders = renyi_accountant.orders
-    try:
-        with np.errstate(all="ignore"), _without_excluded_order_warnings():
-            step = _compose(renyi_accountant, event_from_key(key), 1, accountant).rdp
-    except (ZeroDivisionError, OverflowError):  # noise so small that its square is zero
+    if any(
+        getattr(part, "noise_multiplier", 1.0) < LEAST_NOISE_MULTIPLIER for part in walk(event)
+    ):  # squares that underflow: dp_accounting returns NaN, or never returns
         step = np.full(len(orders), np.inf)
+    else:
+        with np.errstate(over="ignore"), _without_excluded_order_warnings():
+            step = _compose(renyi_accountant, event, 1, accountant).rdp
     # NaN or a negative bound is a failure of floating point, which the conversion would read as
     # ε = 0. An order that failed is left out.
     step = np.where(step >= 0, step, np.inf)

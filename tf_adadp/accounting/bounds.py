@@ -21,8 +21,8 @@ from tf_adadp.accounting import _checks
 _Relation = dp_accounting.NeighboringRelation
 THEOREM1_ORDERS = tuple(range(2, 65))
 
-# Below this the exponents leave the decimal range. ε per step is beyond 1e13: infinite will do.
-_LEAST_NOISE_MULTIPLIER = 1e-7
+# Below this exponents leave the decimal range and squares soon underflow. ε per step is beyond 1e13: infinite will do.
+LEAST_NOISE_MULTIPLIER = 1e-7
 
 # Digits kept after cancellation. The result is a double (16 digits); the rest is margin.
 _DIGITS = 40
@@ -106,7 +106,7 @@ def rdp_theorem1(
     alphas = [_order(order) for order in ([orders] if is_scalar else orders)]
     if not alphas:
         return np.zeros(0)
-    if sigma < _LEAST_NOISE_MULTIPLIER:
+    if sigma < LEAST_NOISE_MULTIPLIER:
         return math.inf if is_scalar else np.full(len(alphas), np.inf)
 
     sums = _alternating_sums(sigma)
@@ -158,7 +158,7 @@ class Theorem1Accountant(dp_accounting.PrivacyAccountant):
     SampledWithoutReplacement(Gaussian) under REPLACE_ONE, both at the multiplier the Gaussian
     event states (noise over the sensitivity under that relation); Gaussian (rdp = α/(2σ²)),
     (xi, rho)-zCDP (xi + rho·α), NoOp, NonPrivate, and compositions of these. Full samples (q = 1)
-    cost what the Gaussian costs.
+    cost what the Gaussian costs, which is less than Theorem 1 says of q just below 1.
 
     It is looser than `dp_accounting.rdp.RdpAccountant`; it is here to state the paper's figures.
     """

@@ -1,6 +1,5 @@
 """Choice of the engine for a model, and the clipped sum for custom loops."""
 
-
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
@@ -121,8 +120,6 @@ def clipped_sum(
         num_slots=optimizer.num_slots(expected_lot_size) if k > 1 else None,
     )
     return sums
-
-
 
 
 def _compiles_well(layers):

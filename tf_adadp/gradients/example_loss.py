@@ -94,6 +94,9 @@ def check_reduces_no_batch(loss, y, y_pred):
 
     def checked(single):
         def call(y_true, y_pred, sample_weight=None):
+            y_true, y_pred = keras.tree.map_structure(
+                lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
+            )
             values = single.call(y_true, y_pred)
             if not values.shape or values.shape[0] != PROBE_BATCH:
                 raise ValueError(

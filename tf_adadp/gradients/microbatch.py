@@ -1,9 +1,10 @@
 """Microbatches of more than one example, by independent slots.
 
 Cutting a Poisson lot into consecutive groups is not sound: one inserted record shifts every later
-group, so that a sum of 100 clipped groups can move by 99 clip norms instead of 2. Here every sampled
-example draws one of M = round(L/k) slots by itself. One record then changes the vector of one slot,
-from one vector of K to another: the sensitivity is twice that of single examples, and no more.
+group, so that a sum of 100 clipped groups can move by 99 clip norms instead of 2. Here every
+sampled example draws one of M = round(L/k) slots by itself. One record then changes the vector of
+one slot, from one vector of K to another: the sensitivity is twice that of single examples, and no
+more.
 
 Slots have as many examples as draw them, so a lot's rows are sorted by slot and walked through in
 physical batches of fixed size; the slot that a batch leaves open is carried into the next.

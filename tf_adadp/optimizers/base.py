@@ -65,16 +65,22 @@ class DPOptimizer:
             isinstance(microbatch_size, numbers.Integral) and microbatch_size >= 1
         ):
             raise ValueError(
-                f"microbatch_size={microbatch_size!r}: give an integer of at least 1; 1 clips every "
-                "example by itself and adds the least noise."
+                f"microbatch_size={microbatch_size!r}: give an integer of at least 1; 1 clips "
+                "every example by itself and adds the least noise."
             )
         if seed is not None and not isinstance(seed, numbers.Integral):
             raise ValueError(f"seed={seed!r}: give an integer (tests only) or None.")
         for name, way_out in (
-            ("gradient_accumulation_steps", "give `fit` a larger batch_size: a lot is summed over "
-             "physical batches in the memory of one, and gets its noise once"),
-            ("loss_scale_factor", "nothing: under mixed_float16 the loss is scaled by a fixed "
-             "factor that is undone before clipping"),
+            (
+                "gradient_accumulation_steps",
+                "give `fit` a larger batch_size: a lot is summed over "
+                "physical batches in the memory of one, and gets its noise once",
+            ),
+            (
+                "loss_scale_factor",
+                "nothing: under mixed_float16 the loss is scaled by a fixed "
+                "factor that is undone before clipping",
+            ),
         ):
             if keras_arguments.get(name) is not None:
                 raise ValueError(
@@ -201,8 +207,8 @@ class DPOptimizer:
         shapes = [tuple(v.shape) for v in self._trainable_variables]
         if [tuple(s.shape) for s in sums] != shapes:
             raise ValueError(
-                f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes {shapes}: "
-                "pass what clipped_sum returned with this optimizer's clipping_set()."
+                f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes "
+                f"{shapes}: pass what clipped_sum returned with this optimizer's clipping_set()."
             )
 
     def apply(self, grads, trainable_variables=None):
@@ -272,9 +278,7 @@ def _check_noise_multiplier(noise_multiplier, allow_no_noise):
 
 
 def _is_finite_number(value):
-    return (
-        isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _path(variable):

@@ -79,7 +79,8 @@ class ReleasedPrior:
         overall = tf.reduce_sum(share * means)
         shrunk_means = _shrink(means, overall, mean_variances, share)
         shrunk = [
-            shrunk_means[i] + _shrink(u, means[i], v, 1.0 / tf.cast(tf.size(u), tf.float32))
+            shrunk_means[i]
+            + _shrink(u, means[i], v, 1.0 / tf.cast(tf.size(u), tf.float32))
             - means[i]
             for i, (u, v) in enumerate(zip(moments, variances, strict=True))
         ]
@@ -92,9 +93,7 @@ class ReleasedPrior:
         normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
         return [
             _over_rows(
-                tf.where(
-                    known, tf.sqrt(FLOOR**2 + (1 - FLOOR**2) * tf.square(p * normal)), 1.0
-                ),
+                tf.where(known, tf.sqrt(FLOOR**2 + (1 - FLOOR**2) * tf.square(p * normal)), 1.0),
                 shape,
             )
             for p, shape in zip(powers, self._shapes, strict=True)

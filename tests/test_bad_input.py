@@ -1,0 +1,292 @@
+"""Every mistake gets an error that names it and the way out, and nothing is trained."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROWS, crossentropy, data, plain_model, private_model
+
+import tf_adadp as dp
+
+L = keras.layers
+FLAVOURS = [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN]
+
+
+def refused(private, match, error=ValueError, **fit):
+    """`fit` raises, and moved nothing and charged nothing."""
+    before = private.get_weights()
+    x, y = data()
+    arguments = {"x": x, "y": y, "batch_size": 30, "verbose": 0, **fit}
+    with pytest.raises(error, match=match):
+        private.fit(**arguments)
+    for a, b in zip(before, private.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert private.ledger.steps == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adam", keras.optimizers.SGD(0.1), None])
+def test_a_private_model_refuses_other_optimizers(optimizer):
+    with pytest.raises(ValueError, match="not private.*ADADP"):
+        dp.DPModel(plain_model()).compile(optimizer=optimizer, loss="mse")
+
+
+@pytest.mark.parametrize("make", FLAVOURS)
+def test_a_plain_model_cannot_use_a_private_optimizer(make):
+    model = plain_model()
+    model.compile(optimizer=make(noise_multiplier=1.0), loss=crossentropy())
+    before = model.get_weights()
+    x, y = data()
+    with pytest.raises(RuntimeError, match=r"DPModel\(model\)"):
+        model.fit(x, y, verbose=0)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["apply", "apply_gradients", "stateless_apply"])
+def test_raw_gradients_are_refused(method):
+    optimizer = dp.DPSGD(noise_multiplier=1.0)
+    variable = keras.Variable(np.zeros(3))
+    optimizer.build([variable])
+    gradient = tf.ones([3])
+    arguments = {
+        "apply": ([gradient], [variable]),
+        "apply_gradients": ([(gradient, variable)],),
+        "stateless_apply": (optimizer.variables, [gradient], [variable]),
+    }[method]
+    with pytest.raises(RuntimeError, match="no raw gradients"):
+        getattr(optimizer, method)(*arguments)
+    np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
+
+
+def test_a_dynamic_loss_scale_is_refused():
+    wrapped = keras.optimizers.LossScaleOptimizer(dp.DPSGD(noise_multiplier=1.0))
+    with pytest.raises(ValueError, match="not private"):
+        dp.DPModel(plain_model()).compile(optimizer=wrapped, loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
+        ({"noise_multiplier": 0}, "allow_no_noise=True"),
+        ({"noise_multiplier": np.nan}, "noise_multiplier=nan"),
+        ({"noise_multiplier": "2"}, "noise_multiplier='2'"),
+        ({"noise_multiplier": True}, "noise_multiplier=True"),
+        ({"noise_multiplier": 1.0, "l2_norm_clip": 0.0}, "l2_norm_clip=0.0"),
+        ({"noise_multiplier": 1.0, "l2_norm_clip": -1}, "l2_norm_clip=-1"),
+        ({"noise_multiplier": 1.0, "l2_norm_clip": np.inf}, "l2_norm_clip=inf"),
+        ({"noise_multiplier": 1.0, "l2_norm_clip": {}}, "l2_norm_clip={}"),
+        ({"noise_multiplier": 1.0, "microbatch_size": 0}, "microbatch_size=0"),
+        ({"noise_multiplier": 1.0, "microbatch_size": 2.5}, "microbatch_size=2.5"),
+        ({"noise_multiplier": 1.0, "seed": "x"}, "seed='x'"),
+        ({"noise_multiplier": 1.0, "gradient_accumulation_steps": 4}, "larger batch_size"),
+        ({"noise_multiplier": 1.0, "loss_scale_factor": 4.0}, "loss_scale_factor=4.0"),
+    ],
+)
+@pytest.mark.parametrize("make", [dp.DPSGD, dp.ADADP])
+def test_optimizer_arguments(make, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        make(**arguments)
+
+
+def test_the_noise_multiplier_has_no_default():
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        dp.ADADP()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"clipping": "global"}, "clipping='global'.*'local'"),
+        ({"prior": "noisy"}, "prior='noisy'.*'raw'"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"local_clip_factor": 0}, "local_clip_factor=0"),
+        ({"prior_decay": 1.0}, "prior_decay=1.0"),
+        ({"prior_exponent": "a"}, "prior_exponent='a'"),
+        ({"local_clip_threshold": -1e-6}, "local_clip_threshold"),
+        ({"l2_norm_clip": {"dense": 1.0}}, "give one number"),
+    ],
+)
+@pytest.mark.parametrize("make", [dp.ADADP, dp.ADAN])
+def test_arguments_of_adaptive_noise(make, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        make(noise_multiplier=1.0, **arguments)
+
+
+def test_per_layer_bounds_must_cover_every_variable():
+    private = private_model(dp.DPSGD(0.1, noise_multiplier=1.0, l2_norm_clip={"nowhere": 1.0}))
+    refused(private, "nowhere")
+
+
+def test_batch_normalization_in_training_mode():
+    model = plain_model(L.Dense(4), L.BatchNormalization(name="bn"))
+    with pytest.raises(ValueError, match="'bn'.*GroupNormalization"):
+        dp.DPModel(model)
+    model.get_layer("bn").trainable = False
+    private = private_model(model=model)
+    model.get_layer("bn").trainable = True
+    refused(private, "'bn'")
+
+
+def test_stateful_recurrent_layers():
+    model = keras.Sequential([keras.Input((3, 2), batch_size=1), L.LSTM(2, stateful=True)])
+    with pytest.raises(ValueError, match="stateful=False"):
+        dp.DPModel(model)
+
+
+def test_changing_trainable_after_compile():
+    private = private_model()
+    private.model.layers[0].trainable = False
+    refused(private, "Compile again")
+    x, y = data()
+    private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), loss=crossentropy(), jit_compile=False)
+    kernel = private.model.layers[0].kernel.numpy()
+    private.fit(x, y, batch_size=30, verbose=0)
+    np.testing.assert_array_equal(kernel, private.model.layers[0].kernel.numpy())
+
+
+def test_changing_trainable_while_training():
+    class Freezes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                self.model.model.layers[0].trainable = False
+
+    x, y = data()
+    private = private_model()
+    with pytest.raises(ValueError, match="Compile again"):
+        private.fit(x, y, batch_size=30, epochs=3, verbose=0, callbacks=[Freezes()])
+    assert private.ledger.steps == 4
+
+
+def test_nothing_to_train():
+    model = plain_model()
+    model.trainable = False
+    refused(private_model(model=model), "no trainable weights")
+
+
+def _mean_error(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred - keras.ops.expand_dims(y_true, -1)))
+
+
+class _BatchMean(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(y_pred, axis=0)
+
+
+@pytest.mark.parametrize("loss", [_mean_error, _BatchMean()])
+def test_losses_that_reduce_the_batch(loss):
+    refused(private_model(loss=loss), "reduces the batch axis")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"batch_size": None}, ValueError, "batch_size=None"),
+        ({"batch_size": ROWS + 1}, ValueError, "expected_size"),
+        ({"batch_size": 0}, ValueError, "expected_size"),
+        ({"y": np.zeros(ROWS - 1, np.int32)}, ValueError, "rows|length"),
+        ({"y": np.array(["a"] * ROWS)}, ValueError, "dtype string"),
+        ({"y": np.zeros((ROWS, 2), np.int32)}, ValueError, "shape"),
+        ({"y": np.full(ROWS, 3)}, ValueError, "labels from 3 to 3"),
+        ({"y": np.full(ROWS, -1)}, ValueError, "labels from -1 to -1"),
+        ({"y": None}, ValueError, "y=None"),
+        ({"x": None}, TypeError, "x=None"),
+        ({"x": tf.data.Dataset.range(3), "y": None}, TypeError, "DeclaredLots"),
+        ({"x": iter([1]), "y": None}, TypeError, "sampl"),
+        ({"sample_weight": np.ones(3)}, ValueError, "rows|length"),
+        ({"validation_split": 1.5}, ValueError, "validation_split"),
+        ({"shuffle": False}, ValueError, "shuffle"),
+    ],
+)
+def test_data(arguments, error, match):
+    refused(private_model(), match, error, **arguments)
+
+
+def test_arguments_beside_lots():
+    x, y = data()
+    lots = dp.PoissonLots(x, y, expected_size=30)
+    refused(private_model(), "y is given beside lots", x=lots, batch_size=None)
+    refused(private_model(), "batch_size is given", x=lots, y=None)
+    refused(
+        private_model(), "validation_split", x=lots, y=None, batch_size=None, validation_split=0.1
+    )
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, "a"])
+def test_delta(delta):
+    with pytest.raises(ValueError, match="delta"):
+        dp.PrivacyCallback(delta)
+
+
+def test_callback_arguments():
+    with pytest.raises(ValueError, match="accountant.*rdp"):
+        dp.PrivacyCallback(1e-5, accountant="magic")
+    with pytest.raises(ValueError, match="max_epsilon=0"):
+        dp.PrivacyCallback(1e-5, max_epsilon=0)
+    model = plain_model()
+    model.compile(loss=crossentropy())
+    x, y = data()
+    with pytest.raises(ValueError, match="DPModel"):
+        model.fit(x, y, verbose=0, callbacks=[dp.PrivacyCallback(1e-5)])
+
+
+@pytest.mark.parametrize("orders", [1, 65, [2, 100], 2.5])
+def test_orders_outside_the_grid(orders):
+    with pytest.raises(ValueError, match="order"):
+        dp.accounting.rdp_theorem1(1.0, 0.01, orders)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"physical_batch_size": 0}, ValueError),
+        ({"physical_batch_size": 1.5}, ValueError),
+        ({"gradient_engine": "fast"}, ValueError),
+    ],
+)
+def test_wrapper_arguments(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        dp.DPModel(plain_model(), **arguments)
+    with pytest.raises(TypeError, match="keras.Model"):
+        dp.DPModel("model")
+    with pytest.raises(TypeError, match="already"):
+        dp.DPModel(dp.DPModel(plain_model()))
+
+
+def test_compile_arguments():
+    private = dp.DPModel(plain_model())
+    with pytest.raises(ValueError, match="jit_compile"):
+        private.compile(dp.DPSGD(noise_multiplier=1.0), loss="mse", jit_compile="yes")
+    with pytest.raises(ValueError, match="run_eagerly"):
+        private.compile(
+            dp.DPSGD(noise_multiplier=1.0), loss="mse", jit_compile=True, run_eagerly=True
+        )
+
+
+def test_attention_without_xla_is_an_error_and_no_crash():
+    x = keras.Input((4, 6))
+    model = keras.Model(x, L.Dense(3)(L.Flatten()(L.MultiHeadAttention(2, 3)(x, x))))
+    private = private_model(model=model)
+    refused(private, "attention layers need XLA", x=np.ones((ROWS, 4, 6), np.float32))
+
+
+def test_sums_of_another_model():
+    optimizer = dp.DPSGD(noise_multiplier=1.0)
+    optimizer.build([keras.Variable(np.zeros(3))])
+    with pytest.raises(ValueError, match="shapes"):
+        optimizer.apply_private([tf.zeros([4])], 10)
+
+
+def test_a_microbatched_custom_loop_needs_the_lot_size():
+    x, y = data()
+    model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0, microbatch_size=2)
+    optimizer.build(model.trainable_variables)
+    (lot,) = dp.PoissonLots(x, y, expected_size=30).take(1, 16)
+    with pytest.raises(ValueError, match="expected_lot_size=None"):
+        dp.clipped_sum(model, crossentropy(), lot, optimizer)
+
+
+def test_more_than_one_replica():
+    private = private_model()
+    private._distribute_strategy = type("Two", (), {"num_replicas_in_sync": 2})()
+    refused(private, "2 replicas")

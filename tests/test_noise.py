@@ -1,0 +1,282 @@
+"""The law of the noise, its streams, and the secrecy of its key."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tf_adadp import noise
+
+KEY = noise.new_key(7)
+# Keys are fixed, so these tests pass or fail for good. Over random keys a KS test at this level
+# would raise a false alarm once in a million; the wrong scales below are rejected at 1e-50.
+FALSE_ALARM = 1e-6
+
+
+def _draw(key=KEY, step=3, index=0, shape=(20_000,), stddev=1.0):
+    return noise.gaussian(tf.constant(key), tf.constant(step, tf.int64), index, shape, stddev)
+
+
+def _p_value(values, stddev=1.0):
+    return scipy.stats.kstest(np.ravel(values).astype(np.float64) / stddev, "norm").pvalue
+
+
+# --- law ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("index", "shape"), [(0, (300, 70)), (1, (20_000,)), (2, (3, 50, 150))])
+def test_standard_deviation_of_each_variable(index, shape, jit):
+    sigma = 2.5 + index
+    draw = tf.function(lambda: _draw(index=index, shape=shape, stddev=sigma), jit_compile=jit)
+    values = draw().numpy()
+    assert values.shape == shape
+    assert values.dtype == np.float32
+    assert _p_value(values, sigma) > FALSE_ALARM
+    assert _p_value(values, 0.67 * sigma) < 1e-50
+    assert _p_value(values, 1.5 * sigma) < 1e-50
+
+
+def test_standard_deviation_of_each_coordinate():
+    stddev = np.geomspace(1e-20, 1e10, 40).astype(np.float32)
+    values = _draw(shape=(2000, 40), stddev=stddev).numpy()
+    p_values = [_p_value(values[:, i], stddev[i]) for i in range(40)]
+    assert min(p_values) > FALSE_ALARM
+    np.testing.assert_array_equal(_draw(shape=(4, 5), stddev=0.0), np.zeros((4, 5)))
+
+
+def test_first_draws_of_many_steps_and_variables_are_independent_normals():
+    """What neighbouring seeds share would show here: 100 steps of 40 variables of 3 scalars."""
+
+    @tf.function
+    def first_draws(step):
+        return tf.stack([noise.gaussian(tf.constant(KEY), step, i, (3,), 1.0) for i in range(40)])
+
+    values = np.stack([first_draws(tf.constant(t, tf.int64)) for t in range(100)])
+    assert _p_value(values) > FALSE_ALARM
+    assert len(np.unique(values[..., 0])) > 3_990
+    for axis in range(3):
+        ahead, behind = np.swapaxes(values, 0, axis)[1:], np.swapaxes(values, 0, axis)[:-1]
+        # 5σ of a correlation of n independent pairs is 5/√n: a false alarm in 1.7 million.
+        correlation = np.corrcoef(ahead.ravel(), behind.ravel())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(ahead.size)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def _compiled(jit):
+    return tf.function(lambda k, t: noise.gaussian(k, t, 1, (64,), 1.0), jit_compile=jit)
+
+
+def test_equal_arguments_give_equal_noise_in_graphs_too():
+    step = tf.constant(3, tf.int64)
+    np.testing.assert_array_equal(_draw(), _draw())
+    np.testing.assert_array_equal(_draw(index=1, shape=(64,)), _compiled(False)(KEY, step))
+    np.testing.assert_array_equal(_compiled(True)(KEY, step), _compiled(True)(KEY, step))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_each_word_of_the_key_and_the_step_matter(jit):
+    draw = _compiled(jit)
+    base = draw(KEY, tf.constant(3, tf.int64)).numpy()
+    others = [draw(KEY, tf.constant(step, tf.int64)) for step in (0, 2, 4, 2**40)]
+    for word in (0, 1):
+        for bit in (0, 31, 32, 63):
+            changed = KEY.copy()
+            changed[word] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
+            others.append(draw(changed, tf.constant(3, tf.int64)))
+    for other in others:
+        assert not np.any(base == other.numpy())
+
+
+def test_variables_differ():
+    assert not np.any(_draw(index=0).numpy() == _draw(index=1).numpy())
+
+
+def test_words_wrap_around():
+    largest = np.array([2**63 - 1, 2**63 - 1])
+    assert _p_value(_draw(key=largest, step=5, index=9)) > FALSE_ALARM
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_keys_are_fresh_or_come_from_the_seed():
+    assert noise.new_key().dtype == np.int64
+    assert noise.new_key().shape == (2,)
+    assert len({noise.new_key().tobytes() for _ in range(100)}) == 100
+    np.testing.assert_array_equal(noise.new_key(5), noise.new_key(np.int32(5)))
+    assert len({noise.new_key(s).tobytes() for s in range(-50, 50)}) == 100
+
+
+@pytest.mark.parametrize("seed", [1.5, "5", True])
+def test_seeds_have_to_be_integers(seed):
+    with pytest.raises(ValueError, match="seed=.*give an integer, or None"):
+        noise.SecretKey(seed)
+
+
+def test_steps_count_up_in_graphs():
+    secret = noise.SecretKey()
+    assert int(secret.next_step()) == 1
+
+    @tf.function
+    def two_steps():
+        return secret.next_step(), secret.next_step()
+
+    assert [int(s) for s in (*two_steps(), *two_steps())] == [2, 3, 4, 5]
+    assert secret.next_step().dtype == tf.int64
+
+
+def test_renewing_draws_a_key_and_keeps_counting():
+    secret, seeded = noise.SecretKey(), noise.SecretKey(3)
+    read = tf.function(lambda: secret.key)
+    before = read().numpy()
+    secret.next_step()
+    secret.renew()
+    assert not np.any(read().numpy() == before)
+    assert int(secret.next_step()) == 2
+    seeded.renew()
+    np.testing.assert_array_equal(seeded.key, noise.new_key(3))
+    assert (secret.reproducible, seeded.reproducible) == (False, True)
+
+
+# --- secrecy --------------------------------------------------------------------------------------
+
+
+def _words(secret):
+    return [int(word) for word in secret.key.numpy()]
+
+
+def _shows(data, words):
+    """Whether bytes hold a word, as 8 bytes of either order or in decimal."""
+    forms = [f(w) for w in words for f in (_little, _big, lambda w: str(w).encode())]
+    return any(form in data for form in forms)
+
+
+def _little(word):
+    return word.to_bytes(8, "little", signed=True)
+
+
+def _big(word):
+    return word.to_bytes(8, "big", signed=True)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_copies_have_a_key_of_their_own(copied):
+    secret = noise.SecretKey()
+    assert not set(_words(copied(secret))) & set(_words(secret))
+    assert not _shows(pickle.dumps(secret), _words(secret))
+    assert _words(copied(noise.SecretKey(3))) == _words(noise.SecretKey(3))
+
+
+def test_nothing_is_printed():
+    secret = noise.SecretKey()
+    assert repr(secret) == str(secret) == "SecretKey(reproducible=False)"
+    assert not hasattr(secret, "__dict__")
+    with pytest.raises(AttributeError):
+        secret.note = 1
+
+
+class _Holder(tf.Module):
+    def __init__(self, attribute):
+        super().__init__()
+        self.weight = tf.Variable(1.0)
+        self.attribute = attribute
+        self.nested = {"in a list": [attribute]}
+
+
+def _checkpoint(folder, attribute):
+    holder = _Holder(attribute)
+    path = tf.train.Checkpoint(holder=holder).write(str(folder / "checkpoint"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    return names, holder, b"".join(f.read_bytes() for f in folder.iterdir())
+
+
+def test_checkpoints_do_not_hold_the_key(tmp_path):
+    secret = noise.SecretKey()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "plain").mkdir()
+    names, holder, data = _checkpoint(tmp_path / "secret", secret)
+    assert not _shows(data, _words(secret))
+    assert not any("attribute" in name or "nested" in name for name in names)
+    assert [v.dtype for v in holder.variables] == [tf.float32]
+    # The same search finds a variable that is held openly.
+    _, _, data = _checkpoint(tmp_path / "plain", tf.Variable(secret.key))
+    assert _shows(data, _words(secret))
+
+
+class SGDWithKey(keras.optimizers.SGD):
+    def __init__(self, openly=False, **kwargs):
+        super().__init__(**kwargs)
+        self.secret = noise.SecretKey()
+        self.openly = openly
+
+    def build(self, variables):
+        super().build(variables)
+        if self.openly:
+            self.open_copy = self.add_variable((2,), dtype="int64", name="open")
+
+
+@pytest.mark.parametrize("openly", [False, True])
+def test_keras_files_do_not_hold_the_key(tmp_path, openly):
+    optimizer = SGDWithKey(openly)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    if openly:
+        optimizer.open_copy.assign(optimizer.secret.key)
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        data = b"".join(archive.read(name) for name in archive.namelist())
+    words = _words(optimizer.secret)
+    # Where the key is an open variable, the same search finds it.
+    assert _shows(data, words) == openly
+    assert not _shows(repr(optimizer.get_config()).encode(), words)
+    assert len(optimizer.variables) == (3 if openly else 2)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "checkpoint"))
+    data = b"".join(f.read_bytes() for f in tmp_path.glob("checkpoint*"))
+    assert _shows(data, words) == openly
+
+
+def test_replicas_share_key_step_and_noise():
+    """Two logical devices need a process of their own."""
+    script = """
+    import tensorflow as tf
+    from tf_adadp import noise
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        secret = noise.SecretKey()
+
+    @tf.function
+    def run():
+        def release():
+            step = secret.next_step()
+            return step, noise.gaussian(secret.key, step, 0, (3,), 1.0)
+        return strategy.run(release)
+
+    for expected in (1, 2, 3):
+        steps, draws = map(strategy.experimental_local_results, run())
+        assert [int(s) for s in steps] == [expected] * 2, steps
+        assert draws[0].numpy().tolist() == draws[1].numpy().tolist()
+    print("equal")
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert result.stdout.split()[-1:] == ["equal"], result.stderr[-2000:]

@@ -1,0 +1,197 @@
+"""What is saved, what is not, and that ε survives every way back."""
+
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from helpers import ROWS, data, plain_model, private_model
+
+import tf_adadp as dp
+
+OPTIMIZERS = [
+    dp.DPSGD(0.1, noise_multiplier=1.0, momentum=0.5, nesterov=True),
+    dp.DPAdam(noise_multiplier=1.0, l2_norm_clip={"": 2.0}),
+    dp.DPRMSprop(noise_multiplier=1.0, microbatch_size=2, rho=0.8),
+    dp.ADADP(noise_multiplier=1.0, clipping="local", warmup_steps=3, prior_decay=0.5),
+    dp.ADADP(noise_multiplier=1.0, prior="raw", local_clip_threshold=0.1),
+    dp.ADAN(keras.optimizers.schedules.CosineDecay(0.1, 10), noise_multiplier=1.0, seed=3),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
+def test_optimizer_configs_round_trip(optimizer):
+    restored = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(restored) is type(optimizer)
+    assert keras.optimizers.serialize(restored) == keras.optimizers.serialize(optimizer)
+
+
+def test_callback_config_round_trips():
+    callback = dp.PrivacyCallback(1e-5, max_epsilon=2.0, accountant="pld", ledger_path="a.json")
+    assert dp.PrivacyCallback.from_config(callback.get_config()).get_config() == (
+        callback.get_config()
+    )
+
+
+@pytest.mark.parametrize("make", [dp.ADADP, dp.DPAdam, dp.ADAN])
+def test_a_saved_model_continues_where_it_was(make, tmp_path):
+    x, y = data()
+    private = private_model(make(noise_multiplier=1.0))
+    private.fit(x, y, batch_size=30, epochs=2, verbose=0)
+    private.save(tmp_path / "m.keras")
+    restored = dp.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(restored.predict(x, verbose=0), private.predict(x, verbose=0))
+    assert restored.optimizer.get_config() == private.optimizer.get_config()
+    for a, b in zip(restored.optimizer.variables, private.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert restored.epsilon(1e-3) == private.epsilon(1e-3) > 0
+    restored.fit(x, y, batch_size=30, epochs=1, verbose=0)
+    assert restored.epsilon(1e-3) == pytest.approx(dp.accounting.epsilon(1.0, 30 / ROWS, 12, 1e-3))
+
+
+def test_weights_files_carry_the_ledger(tmp_path):
+    x, y = data()
+    private = private_model()
+    private.fit(x, y, batch_size=30, verbose=0)
+    private.save_weights(tmp_path / "w.weights.h5")
+    other = private_model()
+    other.load_weights(tmp_path / "w.weights.h5")
+    assert other.epsilon(1e-3) == private.epsilon(1e-3)
+    # Going back to an earlier checkpoint takes back no release.
+    private.fit(x, y, batch_size=30, verbose=0)
+    spent = private.epsilon(1e-3)
+    private.load_weights(tmp_path / "w.weights.h5")
+    assert private.epsilon(1e-3) == spent
+
+
+def test_weights_without_a_ledger_fail_closed(tmp_path):
+    class Other(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.model = plain_model()
+
+        def call(self, x):
+            return self.model(x)
+
+    other = Other()
+    other(np.zeros((1, 6)))
+    other.save_weights(tmp_path / "w.weights.h5")
+    private = private_model()
+    private.load_weights(tmp_path / "w.weights.h5")
+    with pytest.raises(ValueError, match="without a ledger"):
+        private.epsilon(1e-3)
+
+
+def test_public_weights_go_into_the_plain_model(tmp_path):
+    plain_model().save_weights(tmp_path / "w.weights.h5")
+    private = private_model()
+    private.model.load_weights(tmp_path / "w.weights.h5")
+    assert private.epsilon(1e-3) == 0.0
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_clones_and_copies_never_share_noise(wrapped):
+    """Equal noise on two models would cancel in their difference."""
+    import copy
+
+    x, y = data()
+    first = private_model(dp.DPSGD(1.0, noise_multiplier=1.0, l2_norm_clip=1e-6))
+    first.fit(x, y, batch_size=30, epochs=1, verbose=0)
+    start = first.get_weights()
+    if wrapped:
+        second = copy.deepcopy(first)
+    else:
+        optimizer = copy.deepcopy(first.optimizer)
+        second = private_model(optimizer)
+    moves = []
+    for model in (first, second):
+        model.set_weights(start)
+        model.fit(dp.PoissonLots(x, y, expected_size=30), steps_per_epoch=1, verbose=0)
+        moves.append(model.get_weights()[0] - start[0])
+    assert np.abs(moves[0] - moves[1]).max() > 0
+
+
+def test_no_key_is_written_anywhere(tmp_path):
+    x, y = data()
+    private = private_model(dp.ADADP(noise_multiplier=1.0))
+    private.fit(
+        x, y, batch_size=30, verbose=0,
+        callbacks=[
+            dp.PrivacyCallback(1e-3, ledger_path=tmp_path / "ledger.json"),
+            keras.callbacks.TensorBoard(tmp_path / "logs"),
+            keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False),
+        ],
+    )  # fmt: skip
+    private.save(tmp_path / "m.keras")
+    private.save_weights(tmp_path / "m.weights.h5")
+    import tensorflow as tf
+
+    tf.train.Checkpoint(model=private, optimizer=private.optimizer).save(tmp_path / "ckpt")
+    words = [
+        int(word).to_bytes(8, "little", signed=True)
+        for key in (private.optimizer._noise_key, private._run.key)
+        for word in key.key.numpy()
+    ]
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive:
+        contents += [archive.read(name) for name in archive.namelist()]
+    assert len(contents) > 8
+    for word in words:
+        assert not any(word in content for content in contents)
+        number = str(int.from_bytes(word, "little", signed=True)).encode()
+        assert not any(number in content for content in contents)
+
+
+@pytest.mark.parametrize("first", ["tf_adadp", "keras"])
+def test_keras_loads_private_models_whichever_is_imported_first(first, tmp_path):
+    x, y = data()
+    private = private_model()
+    private.fit(x, y, batch_size=30, verbose=0)
+    path = tmp_path / "m.keras"
+    private.save(path)
+    second = {"tf_adadp": "keras", "keras": "tf_adadp"}[first]
+    code = (
+        f"import {first}\nimport {second}\nimport sys\n"
+        "model = keras.saving.load_model(sys.argv[1])\n"
+        "print(type(model).__name__, model.epsilon(1e-3))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    name, epsilon = result.stdout.split()[-2:]
+    assert name == "DPModel"
+    assert float(epsilon) == private.epsilon(1e-3)
+
+
+def test_importing_the_package_alone_loads_no_tensorflow():
+    code = (
+        "import sys, tf_adadp, tf_adadp.accounting as a\n"
+        "assert a.epsilon(1.0, 0.01, 10, 1e-5) > 0\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_backup_and_restore_resumes_with_the_ledger(tmp_path):
+    x, y = data()
+
+    class Crash(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def fit(*extra):
+        private = private_model(dp.ADADP(noise_multiplier=1.0))
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        private.fit(x, y, batch_size=30, epochs=4, verbose=0, callbacks=[backup, *extra])
+        return private
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(Crash())
+    private = fit()
+    assert private.ledger.steps == 16
+    assert private.epsilon(1e-3) == pytest.approx(dp.accounting.epsilon(1.0, 30 / ROWS, 16, 1e-3))
