@@ -75,14 +75,19 @@ def _from_tfds(name, data_dir):
     import tensorflow_datasets as tfds
 
     try:
-        (train, test), info = tfds.load(
+        splits, info = tfds.load(
             name,
             split=["train", "test"],
             as_supervised=True,
-            batch_size=-1,
+            batch_size=1024,
             data_dir=data_dir,
             with_info=True,
         )
+        arrays = [
+            np.concatenate(batches)
+            for split in splits
+            for batches in zip(*tfds.as_numpy(split), strict=True)
+        ]
     except tfds.core.DatasetNotFoundError as error:
         raise ValueError(
             f'dataset={name!r} is neither "digits", nor a file {name}.npz in data_dir, nor known '
@@ -97,7 +102,7 @@ def _from_tfds(name, data_dir):
     label = info.features[info.supervised_keys[1]]
     if not isinstance(label, tfds.features.ClassLabel):
         raise ValueError(f"dataset={name!r} has labels of {label!r}: give a classification task.")
-    return _checked(name, *tfds.as_numpy(train), *tfds.as_numpy(test), label.num_classes)
+    return _checked(name, *arrays, label.num_classes)
 
 
 def _checked(name, x_train, y_train, x_test, y_test, num_classes):

@@ -136,11 +136,10 @@ def test_the_printed_prior_costs_infinity():
 
 
 def test_delta_of_one_over_n_warns():
+    x, y = data()
+    private, callback = private_model(), dp.PrivacyCallback(1 / ROWS)
     with pytest.warns(dp.PrivacyWarning, match="not below 1/120"):
-        x, y = data()
-        private_model().fit(
-            x, y, batch_size=30, verbose=0, callbacks=[dp.PrivacyCallback(1 / ROWS)]
-        )
+        private.fit(x, y, batch_size=30, verbose=0, callbacks=[callback])
 
 
 def test_reproducible_noise_is_said():

@@ -13,8 +13,6 @@ from tf_adadp import clipping
 SHAPES = ((), (7,), (9, 4), (3, 2, 5))
 NUM_SCALARS = sum(math.prod(s) for s in SHAPES)
 SIGMA = 1.7
-# Above the claim of "one rounding" for the comparison itself; the issue allows 1e-5.
-ROOM = 1e-6
 # How far a clipped vector may end short of its bound.
 SHORT = 1e-5
 
@@ -293,7 +291,7 @@ def test_no_row_leaves_the_set(name, seed, exponent, spread, aligned):
             ).astype(np.float32)
             for s, shape in zip(stddevs, SHAPES, strict=True)
         ]
-    assert _ratios(clipping_set, _tensors(grads)).max() <= 1 + ROOM
+    assert _ratios(clipping_set, _tensors(grads)).max() <= 1
 
 
 def _long_rows(n):
@@ -324,10 +322,23 @@ def test_no_long_row_leaves_the_set(shape, jit):
         (clipped,) = run([tf.constant(rows)])
         (s,) = tf.function(clipping_set.noise_stddev, jit_compile=jit)(SIGMA, 1)
         ratio = SIGMA * _norm([clipped.numpy() / np.float64(s)])
-        assert ratio.max() <= 1 + ROOM
+        assert ratio.max() <= 1
         if isinstance(clipping_set, clipping.Box):
             continue  # its rows reach the corners, or not, by coordinate
         assert ratio.min() >= 1 - 2e-5
+
+
+def test_a_compiler_keeps_the_levels_of_the_sum_apart():
+    """Joined, they would be one long sum, with its error and four times its run time."""
+    rows = tf.ones([2, 784_000])
+    total, terms = clipping._tree_sum(rows, (784, 1000))
+    np.testing.assert_array_equal(total, [784_000] * 2)
+    assert terms <= 5 * 32
+
+    compiled = tf.function(lambda r: clipping._tree_sum(r, (784, 1000))[0], jit_compile=True)
+    text = compiled.experimental_get_compiler_ir(rows)(stage="optimized_hlo")
+    assert text.count(" reduce(") >= 4
+    assert " reduce-window(" not in text
 
 
 @every_set
@@ -430,6 +441,7 @@ def test_box_with_degenerate_bounds_and_weights():
     bounds = [np.array([1.0, 2.0, 3.0], np.float32)]
     for weights in ([0.0, 0.0, 0.0], [0.0, 1e-30, 1e30], [-1.0, 2.0, -3.0]):
         clipping_set = clipping.Box(bounds, [np.array(weights, np.float32)])
+        assert np.all(np.isfinite(clipping_set.noise_stddev(SIGMA, 1)[0]))
         ratio = _ratios(clipping_set, [tf.constant([[9.0, -9.0, 9.0]])])
         np.testing.assert_allclose(ratio, 1.0, rtol=SHORT)
 

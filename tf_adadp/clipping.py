@@ -22,10 +22,10 @@ float32 margin on the safe side; replace-one neighbours double the sensitivity, 
 compiled inner product does: 1 % was seen at 784,000 terms, and a "clipped" vector is then 1 % too
 long. Here squares are added in a tree of blocks of at most 32 terms, so that the error is at most
 (Σ block sizes)/2·2⁻²⁴ whatever order a device adds in, and each vector is clipped by that upper
-bound of its norm: for 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound and never more
-than one rounding beyond it. Norms are sums, never matrix products: on some devices products round
-their inputs to 10 or 7 bits. What is left is the rounding of the float32 sum over examples, which
-no choice of K covers.
+bound of its norm: for 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound, and ‖v/s‖₂ never
+passes 1/σ*. Norms and sums are never matrix products: on some devices those round their inputs to
+10 or 7 bits. What is left is the rounding of the float32 sum over examples, which no choice of K
+covers.
 """
 
 import abc

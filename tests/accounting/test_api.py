@@ -90,7 +90,7 @@ def test_free_and_unbounded_cases(accountant):
 @pytest.mark.parametrize("sigma", [1e-5, 1e-7, 1e-155, 1e-200])
 @pytest.mark.parametrize("accountant", RENYI)
 def test_vanishing_noise_fails_closed(sigma, accountant):
-    # Squares of the last two underflow, to NaN in some accountants, which must not come out as ε = 0.
+    # Squares of the last two underflow, to NaN in some accountants; that must not become ε = 0.
     assert accounting.epsilon(sigma, 0.01, 1, 1e-5, accountant) > 1e8
 
 
@@ -166,11 +166,11 @@ def test_delta_inverts_epsilon(sigma, q, steps, delta, accountant):
     ("target", "delta", "q", "steps"), [(4.0, 1e-5, 0.01, 1800), (1.0, 1e-6, 0.05, 400)]
 )
 def test_calibration_meets_the_target_from_below(target, delta, q, steps, accountant):
-    start = time.monotonic()
+    start = time.process_time()
     sigma = accounting.calibrate_noise_multiplier(target, delta, q, steps, accountant)
-    elapsed = time.monotonic() - start
+    elapsed = time.process_time() - start
     assert 0.999 * target <= accounting.epsilon(sigma, q, steps, delta, accountant) <= target
-    assert elapsed < (20 if accountant == "pld" else 4)
+    assert elapsed < (20 if accountant == "pld" else 2)
 
 
 @pytest.mark.parametrize("target", [0.01, 0.2, 30.0, 3000.0])
@@ -187,7 +187,7 @@ def test_calibration_out_of_reach():
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
-@pytest.mark.parametrize(("sigma", "q", "target"), [(1.1, 0.01, 3.0), (4.0, 0.1, 0.9)])
+@pytest.mark.parametrize(("sigma", "q", "target"), [(2.0, 0.02, 2.0), (4.0, 0.1, 0.9)])
 def test_max_steps_is_the_last_count_within_target(sigma, q, target, accountant):
     steps = accounting.max_steps(sigma, q, target, 1e-5, accountant)
     assert steps > 0

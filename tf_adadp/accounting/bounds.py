@@ -21,7 +21,8 @@ from tf_adadp.accounting import _checks
 _Relation = dp_accounting.NeighboringRelation
 THEOREM1_ORDERS = tuple(range(2, 65))
 
-# Below this exponents leave the decimal range and squares soon underflow. ε per step is beyond 1e13: infinite will do.
+# Below this, exponents leave the decimal range and squares soon underflow. ε per step is beyond
+# 1e13 there: infinite will do.
 LEAST_NOISE_MULTIPLIER = 1e-7
 
 # Digits kept after cancellation. The result is a double (16 digits); the rest is margin.

@@ -98,7 +98,7 @@ def check_reduces_no_batch(loss, y, y_pred):
                 lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
             )
             values = single.call(y_true, y_pred)
-            if not values.shape or values.shape[0] != PROBE_BATCH:
+            if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
                 raise ValueError(
                     f"The loss {single.name!r} returns shape {tuple(values.shape)} for a batch of "
                     f"{PROBE_BATCH}: it reduces the batch axis, so the loss of one example depends "

@@ -1,0 +1,251 @@
+"""ADADP and ADAN: the prior against a slow reference, the printed form, and no divergence."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import SHAPES, advance, make, make_variables, random_grads
+
+import tf_adadp as dp
+from tf_adadp.optimizers import priors
+
+
+def built(optimizer, shapes):
+    optimizer.build([keras.Variable(np.zeros(s, np.float32)) for s in shapes])
+    return optimizer
+
+
+def slow_prior(history, decay, exponent):
+    """ReleasedPrior in float64 with loops; `history` is a list of (released, stddevs)."""
+    shapes = [g.shape for g in history[0][0]]
+    moments = [np.zeros(s[:-1] if len(s) > 1 else ()) for s in shapes]
+    variances = [np.zeros_like(m) for m in moments]
+    for released, stddevs in history:
+        for i, (g, s) in enumerate(zip(released, stddevs, strict=True)):
+            rows = g.reshape(-1, g.shape[-1]) if g.ndim > 1 else g.reshape(1, -1)
+            tau2 = np.broadcast_to(s, g.shape).reshape(rows.shape) ** 2
+            debiased = np.array([np.mean(r**2 - t) for r, t in zip(rows, tau2, strict=True)])
+            spread = np.array(
+                [
+                    np.mean(2 * t**2) + 4 * max(d, 0) * np.mean(t)
+                    for t, d in zip(tau2, debiased, strict=True)
+                ]
+            )
+            n = rows.shape[1]
+            moments[i] = decay * moments[i] + (1 - decay) * debiased.reshape(moments[i].shape)
+            variances[i] = decay**2 * variances[i] + (1 - decay) ** 2 * (spread / n).reshape(
+                moments[i].shape
+            )
+    weight = 1 - decay ** len(history)
+    moments = [m / weight for m in moments]
+    variances = [v / weight**2 for v in variances]
+    sizes = np.array([math.prod(s) for s in shapes])
+    means = np.array([m.mean() for m in moments])
+    overall = np.sum(sizes * means) / sizes.sum()
+
+    def shrink(values, mean, var, share):
+        between = np.sum(share * (values - mean) ** 2)
+        rho = max(1 - np.sum(share * var) / between, 0) if between > 0 else 0
+        return mean + rho * (values - mean)
+
+    mean_var = np.array([v.mean() / v.size for v in variances])
+    shrunk_means = shrink(means, overall, mean_var, sizes / sizes.sum())
+    values = [
+        shrunk_means[i] + shrink(m, means[i], v, 1 / m.size) - means[i]
+        for i, (m, v) in enumerate(zip(moments, variances, strict=True))
+    ]
+    powers = [np.maximum(v / overall, 0) ** exponent for v in values]
+    full = np.concatenate(
+        [
+            np.broadcast_to(p[..., None] if len(s) > 1 else p, s).reshape(-1)
+            for p, s in zip(powers, shapes, strict=True)
+        ]
+    )
+    full = np.sqrt(priors.FLOOR**2 + (1 - priors.FLOOR**2) * full**2 / np.mean(full**2))
+    return full
+
+
+@pytest.mark.parametrize(("decay", "exponent"), [(0.9, 0.25), (0.5, 0.5), (0.0, 1.0)])
+def test_the_prior_equals_a_slow_reference(decay, exponent):
+    variables = make_variables()
+    prior = priors.ReleasedPrior(decay, exponent)
+    prior.build(
+        lambda shape, name: keras.Variable(np.zeros(shape, np.float32), trainable=False), variables
+    )
+    rng = np.random.default_rng(0)
+    history = []
+    for _ in range(6):
+        released = [g.numpy()[0] for g in random_grads(rng, 1, 0.1)]
+        stddevs = [np.float32(0.02 * (i + 1)) for i in range(len(released))]
+        prior.update([tf.constant(g) for g in released], [tf.constant(s) for s in stddevs])
+        history.append((released, stddevs))
+    r = np.concatenate(
+        [
+            np.broadcast_to(t.numpy(), s).reshape(-1)
+            for t, s in zip(prior.shape(), SHAPES.values(), strict=True)
+        ]
+    )
+    np.testing.assert_allclose(r, slow_prior(history, decay, exponent), rtol=2e-4)
+    assert np.mean(r**2) == pytest.approx(1.0, rel=1e-4)
+    assert r.min() >= priors.FLOOR * (1 - 1e-4)
+    assert r.max() / r.min() > 1.5
+
+
+def test_the_prior_finds_the_sizes_that_are_there():
+    """Rows whose gradients differ 100-fold in variance, at a tenth of the noise's variance."""
+    optimizer = built(dp.ADAN(noise_multiplier=1.0, prior_decay=0.99, seed=0), [(50, 200)])
+    rng = np.random.default_rng(0)
+    sizes = np.repeat([0.03, 0.3], 25)[:, None]
+    for _ in range(200):
+        optimizer._observe(
+            [tf.constant(rng.normal(size=(50, 200)) * np.sqrt(sizes**2 + 1), tf.float32)],
+            [tf.constant(1.0)],
+        )
+    r = optimizer._prior.shape()[0].numpy()[:, 0]
+    assert r[25:].min() > 1.2 * r[:25].max()
+
+
+def test_noise_alone_leaves_dpsgd():
+    """With no signal the shape stays 1 within 25 %; without shrinkage rows would differ 3-fold."""
+    optimizer = built(dp.ADADP(noise_multiplier=1.0, seed=0), [(300, 10), (10,)])
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        noise = [rng.normal(size=s).astype(np.float32) for s in [(300, 10), (10,)]]
+        optimizer._observe([tf.constant(n) for n in noise], [tf.constant(1.0)] * 2)
+    for r in optimizer._prior.shape():
+        assert np.abs(r.numpy() - 1).max() < 0.25
+
+
+def test_warm_up_is_dpsgd():
+    optimizer = make("adan", warmup_steps=4, l2_norm_clip=0.5)
+    for step in range(7):
+        stddevs = optimizer.clipping_set().noise_stddev(2.0, len(SHAPES))
+        isotropic = all(np.allclose(s.numpy(), 1.0) for s in stddevs)
+        assert isotropic == (step < 4)
+        advance(optimizer, np.random.default_rng(step), 1)
+
+
+def test_rmsprop_and_sgd_steps_are_kerass_own():
+    """With one release handed to both, the private optimizer moves as Keras's does."""
+    for private, plain in (
+        (dp.ADADP(0.01, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
+         keras.optimizers.RMSprop(0.01)),
+        (dp.ADAN(0.1, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
+         keras.optimizers.SGD(0.1)),
+        (dp.DPAdam(noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
+         keras.optimizers.Adam(1e-3)),
+    ):  # fmt: skip
+        first, second = keras.Variable(np.ones((3, 2))), keras.Variable(np.ones((3, 2)))
+        private.build([first])
+        plain.build([second])
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            rows = tf.constant(rng.normal(size=(5, 3, 2)), tf.float32)
+            private.apply_private(private.clipping_set().clipped_sum([rows], tf.ones(5)), 5)
+            plain.apply([tf.reduce_mean(rows, 0)], [second])
+        np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_printed_form_is_algorithm_1(warm):
+    """One step of Algorithm 1 by hand, in float64, without noise."""
+    beta, gamma, clip, lot = 1.2, 0.9, 0.5, 8
+    optimizer = dp.ADADP(
+        0.01, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=clip, prior="raw",
+        clipping="local", warmup_steps=None if warm else 100,
+    )  # fmt: skip
+    variable = keras.Variable(np.zeros((4, 3), np.float32))
+    optimizer.build([variable])
+    rng = np.random.default_rng(2)
+    prior = np.zeros((4, 3))
+    velocity, theta = np.zeros((4, 3)), np.zeros((4, 3))
+    for _ in range(3):
+        rows = rng.normal(size=(lot, 4, 3)) * np.exp(rng.normal(size=(4, 3)))
+        local = warm and np.var(np.sqrt(prior)) > 1e-6
+        if local:
+            s = beta * np.sqrt(prior)
+            clipped = np.clip(rows, -s, s)
+        else:
+            norms = np.sqrt((rows**2).sum((1, 2), keepdims=True))
+            clipped = rows / np.maximum(1, norms / clip)
+        g = clipped.sum(0) / lot
+        velocity = 0.9 * velocity + 0.1 * g**2
+        theta -= 0.01 * g / np.sqrt(velocity + 1e-7)
+        prior = gamma * prior + (1 - gamma) * rows.mean(0) ** 2
+        sums = optimizer.clipping_set().clipped_sum(
+            [tf.constant(rows, tf.float32)], tf.ones([lot])
+        )
+        optimizer.apply_private(sums, float(lot))
+    np.testing.assert_allclose(variable.numpy(), theta, rtol=1e-4)
+
+
+def test_the_printed_noise_is_algorithm_1():
+    optimizer = make("adadp", prior="raw", clipping="local")
+    advance(optimizer, np.random.default_rng(0), 5)
+    m = sum(math.prod(s) for s in SHAPES.values())
+    stddevs = optimizer.clipping_set().noise_stddev(3.0, len(SHAPES))
+    for s, root in zip(stddevs, optimizer._prior.root(), strict=True):
+        np.testing.assert_allclose(s.numpy(), 1.2 * 3.0 * np.sqrt(m) * root.numpy(), rtol=1e-4)
+
+
+def test_the_printed_form_is_charged_infinity():
+    import dp_accounting
+
+    law = dp.accounting.PoissonSampling(1000, 10)
+    for make_one in (dp.ADADP, dp.ADAN):
+        event = make_one(noise_multiplier=8.0, prior="raw").event(law)
+        assert isinstance(event, dp_accounting.NonPrivateDpEvent)
+        event = make_one(noise_multiplier=8.0).event(law)
+        assert event == law.event(8.0)
+
+
+@pytest.mark.parametrize("clipping", ["ellipsoid", "local"])
+@pytest.mark.parametrize("signal", [0.0, 1.0])
+@pytest.mark.parametrize("lot", [64, 8192])
+@pytest.mark.parametrize(("rows", "columns"), [(10, 100), (1000, 1000)])
+@pytest.mark.parametrize("sigma", [0.5, 4.0, 16.0])
+def test_no_run_diverges(sigma, rows, columns, lot, signal, clipping):
+    """The noise stays within its fixed total scale for 300 steps (25 for 10⁶ parameters).
+
+    The paper's prior, fed with the noisy gradient instead of the raw one, overflows here at large
+    σ*²m/L²; ours keeps Σ s² = σ*²C²m exactly, whatever is released.
+    """
+    optimizer = built(
+        dp.ADADP(
+            noise_multiplier=sigma, clipping=clipping, prior_exponent=0.5, warmup_steps=1,
+            local_clip_factor=1.0, seed=0,
+        ),
+        [(rows, columns), (columns,)],
+    )  # fmt: skip
+    m = rows * columns + columns
+    direction = [
+        tf.fill([rows, columns], tf.constant(signal * lot / np.sqrt(m), tf.float32)),
+        tf.fill([columns], tf.constant(signal * lot / np.sqrt(m), tf.float32)),
+    ]
+    step = tf.function(lambda: optimizer.apply_private(direction, float(lot)))
+    for i in range(25 if m > 1e5 else 300):
+        step()
+        if i % 8 == 0 or i == 24:
+            stddevs = optimizer.clipping_set().noise_stddev(sigma, 2)
+            squares = sum(
+                float(tf.reduce_sum(tf.square(tf.broadcast_to(s, g.shape))))
+                for s, g in zip(stddevs, direction, strict=True)
+            )
+            assert squares == pytest.approx(sigma**2 * m, rel=1e-3)
+    weights = optimizer._trainable_variables[0].numpy()
+    assert np.all(np.isfinite(weights))
+    assert np.abs(weights).max() < 300 * 2e-3 * 4
+
+
+def test_feeding_the_noisy_gradient_back_would_diverge():
+    """The test above can fail: the print with noisy feedback overflows within 300 steps."""
+    rng = np.random.default_rng(0)
+    m, lot, sigma, beta = 71_010, 600, 8.0, 1.2
+    prior = np.full(m, 1e-8)
+    with np.errstate(over="ignore"):
+        for _ in range(300):
+            noisy = rng.normal(size=m) * beta * sigma * np.sqrt(m * prior) / lot
+            prior = 0.9 * prior + 0.1 * noisy**2
+    assert not np.all(prior < 1e100)
