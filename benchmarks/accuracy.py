@@ -162,9 +162,10 @@ def run(tasks, methods, results):
 
 
 def summary(rows):
-    """Per (task, method) in order of appearance: its rows, mean accuracy and sample std (or 0)."""
+    """Per (task, method), in the order of the tables above: rows, mean accuracy, sample std."""
     groups = {}
-    for row in rows:
+    tasks, methods = list(TASKS), list(METHODS)
+    for row in sorted(rows, key=lambda r: (tasks.index(r["task"]), methods.index(r["method"]))):
         groups.setdefault((row["task"], row["method"]), []).append(row)
     for (task, method), group in groups.items():
         accuracies = [row["accuracy"] for row in group]
@@ -214,11 +215,11 @@ def plot(rows, path):
                 accuracies = 100 * np.mean([row["curve_accuracy"] for row in group], axis=0)
                 epsilons = group[0]["curve_epsilon"]
                 curves.plot(epsilons, accuracies, ".-", color=f"C{place}", label=method)
-        bars.set_xticks(range(len(mine)), [method for _, method, *_ in mine], rotation=15)
+        bars.set_xticks(range(len(mine)), [method.replace(" ", "\n") for _, method, *_ in mine])
         low = min(mean - std for *_, mean, std in mine)
         bars.set_ylim(max(0.0, 100 * low - 5), 100)
         bars.set_ylabel("test accuracy, %")
-        bars.set_title(TASKS[name].title if name in TASKS else name)
+        bars.set_title(TASKS[name].title)
         curves.set_xlabel(f"ε (rdp, δ = {DELTA:g})")
         curves.set_ylabel("test accuracy, %")
         curves.grid(alpha=0.3)

@@ -273,16 +273,16 @@ def plot(results, path):
 
 def _bars(axis, rows, values, limits, spread=None):
     places = np.arange(len(rows))
-    errors = np.transpose(spread) if spread else None
+    errors = np.transpose(spread) if spread else np.zeros([2, len(rows)])
     axis.barh(places, values, xerr=errors, height=0.6, color="#4878a8", ecolor="#333333")
     for place, value, limit in zip(places, values, limits, strict=True):
-        axis.text(value, place, f" {value:.1f}×", va="bottom", fontsize=8)
+        axis.text(value + errors[1][place], place, f" {value:.1f}×", va="center", fontsize=8)
         if limit is not None:
             axis.plot([limit, limit], [place - 0.45, place + 0.45], "--", color="#c44e52")
     axis.set_yticks(places, [_label(row) for row in rows], fontsize=8)
     axis.invert_yaxis()
-    axis.set_xlim(left=0)
-    axis.margins(x=0.15)
+    ends = [*(values + errors[1]), *(limit for limit in limits if limit is not None)]
+    axis.set_xlim(0, 1.15 * max(np.nan_to_num(ends), default=1.0))
 
 
 def table(results):
@@ -345,6 +345,7 @@ def _define_flags():
 
 def main(argv):
     del argv
+    tf.get_logger().setLevel("ERROR")  # many models in one process: retracing is expected
     args = flags.FLAGS
     if args.memory_of:
         model, method, size = args.memory_of.split(",")

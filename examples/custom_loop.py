@@ -11,13 +11,13 @@ import tensorflow as tf
 
 import tf_adadp as dp
 
-EXPECTED_LOT_SIZE = 256
-NOISE_MULTIPLIER = 3.0
+EXPECTED_LOT_SIZE = 128
+NOISE_MULTIPLIER = 4.0
 DELTA = 1e-5
 PHYSICAL_BATCH_SIZE = 64
 
 
-def train(data, epochs=30):
+def train(data, epochs=60):
     """Trains a small network with ADADP.
 
     Returns:
@@ -27,7 +27,7 @@ def train(data, epochs=30):
         [
             keras.Input(data.x_train.shape[1:]),
             keras.layers.Flatten(),
-            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(256, activation="tanh"),
             keras.layers.Dense(data.num_classes),
         ]
     )
@@ -52,7 +52,7 @@ def train(data, epochs=30):
         for lot in stream:
             optimizer.charge(ledger, lots.law)
             private_step(lot)
-        if (epoch + 1) % 10 == 0:
+        if (epoch + 1) % 20 == 0:
             print(f"epoch {epoch + 1}: ε = {ledger.epsilon(DELTA):.3f} at δ = {DELTA:g}")
     return model, ledger, private_step
 

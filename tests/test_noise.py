@@ -133,6 +133,7 @@ def test_steps_count_up_in_graphs():
         return secret.next_step(), secret.next_step()
 
     assert [int(s) for s in (*two_steps(), *two_steps())] == [2, 3, 4, 5]
+    assert secret.releases == 5
     assert secret.next_step().dtype == tf.int64
 
 
@@ -261,22 +262,28 @@ def test_replicas_share_key_step_and_noise():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        secret = noise.SecretKey()
+        inside = noise.SecretKey()
+    outside = noise.SecretKey()
 
-    @tf.function
-    def run():
-        def release():
-            step = secret.next_step()
-            return step, noise.gaussian(secret.key, step, 0, (3,), 1.0)
-        return strategy.run(release)
+    def release(secret):
+        step = secret.next_step()
+        return step, noise.gaussian(secret.key, step, 0, (3,), 1.0)
 
-    for expected in (1, 2, 3):
+    run = tf.function(lambda: strategy.run(lambda: release(inside)))
+    for expected in (1, 2, 4):
+        if expected == 4:
+            inside.renew()
+            assert int(inside.next_step()) == 3
         steps, draws = map(strategy.experimental_local_results, run())
         assert [int(s) for s in steps] == [expected] * 2, steps
         assert draws[0].numpy().tolist() == draws[1].numpy().tolist()
-    print("equal")
+    try:
+        tf.function(lambda: strategy.run(lambda: release(outside)))()
+    except RuntimeError as error:
+        assert "inside `strategy.scope()`" in str(error)
+        print("equal, or refused")
     """
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
     )
-    assert result.stdout.split()[-1:] == ["equal"], result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1:] == ["equal, or refused"], result.stderr[-2000:]

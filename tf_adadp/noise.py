@@ -84,14 +84,9 @@ class SecretKey:
     def __init__(self, seed=None):
         self.__seed = seed
         with tf.init_scope():
-            # The first replica's update counts for all, as for an optimizer's iterations.
-            kwargs = {
-                "dtype": tf.int64,
-                "trainable": False,
-                "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            }
-            self.__key = tf.Variable(new_key(seed), name="secret", **kwargs)
-            self.__releases = tf.Variable(0, name="releases", **kwargs)
+            # Unaggregated: each replica counts in its own copy, all alike, also inside loops.
+            self.__key = tf.Variable(new_key(seed), trainable=False)
+            self.__releases = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
     @property
     def key(self):
@@ -109,7 +104,20 @@ class SecretKey:
         return int(self.__releases)
 
     def next_step(self):
-        """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …"""
+        """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …
+
+        Raises:
+            RuntimeError: under a `tf.distribute` strategy that this holder was not made in: each
+                replica would count, and draw noise, by itself.
+        """
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1 and not strategy.extended.variable_created_in_scope(
+            self.__releases
+        ):
+            raise RuntimeError(
+                f"the noise key was not made under this {type(strategy).__name__}, so its replicas "
+                "would draw different noise: create the optimizer inside `strategy.scope()`."
+            )
         self.__releases.assign_add(1)
         return tf.convert_to_tensor(self.__releases)
 

@@ -100,8 +100,8 @@ def test_run_trains_what_is_missing_only(tmp_path, monkeypatch):
 def test_table_has_mean_and_sample_std():
     rows = [row_of("DPSGD", seed, value) for seed, value in enumerate((0.8, 0.9, 1.0))]
     lines = accuracy.table([*rows, row_of(accuracy.BASELINE, 0, 0.95)]).splitlines()
-    assert lines[2] == "| digits | DPSGD | 3 | 90.00 ± 10.00 | 1.250 | 1.000 | 20 |"
-    assert lines[3] == "| digits | non-private Adam | 1 | 95.00 | ∞ | ∞ | 20 |"
+    assert lines[2] == "| digits | non-private Adam | 1 | 95.00 | ∞ | ∞ | 20 |"
+    assert lines[3] == "| digits | DPSGD | 3 | 90.00 ± 10.00 | 1.250 | 1.000 | 20 |"
 
 
 def test_plot(tmp_path):

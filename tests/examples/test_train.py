@@ -12,6 +12,7 @@ import train
 from absl import flags
 from absl.testing import flagsaver
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 import tf_adadp as dp
 
@@ -76,7 +77,7 @@ def test_demo_as_a_script_trains_well_and_reports_it(tmp_path):
     assert min(_colours(summary["figure"])) > 500
     scalars = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
     logged = scalars.Reload().Tensors("epoch_epsilon")[-1].tensor_proto
-    assert logged.float_val[0] == pytest.approx(summary["epsilon"], rel=1e-5)
+    assert float(make_ndarray(logged)) == pytest.approx(summary["epsilon"], rel=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["dpsgd", "dpadam", "dprmsprop", "adal", "adan"])
@@ -132,7 +133,7 @@ def test_npz_file_in_data_dir(run, tmp_path):
     )  # fmt: skip
     assert summary["dataset"] == "tiny"
     assert summary["sampling_probability"] == 0.5
-    assert summary["parameters"] == 144 * 128 + 128 + 128 * 3 + 3
+    assert summary["parameters"] == 144 * 256 + 256 + 256 * 3 + 3
 
 
 def test_mnist_through_tensorflow_datasets(run, tmp_path):
@@ -149,7 +150,7 @@ def test_mnist_through_tensorflow_datasets(run, tmp_path):
     ("kind", "shape", "parameters"),
     [
         ("logistic", (8, 8, 1), 64 * 10 + 10),
-        ("mlp", (8, 8, 1), 64 * 128 + 128 + 128 * 10 + 10),
+        ("mlp", (8, 8, 1), 64 * 256 + 256 + 256 * 10 + 10),
         ("cnn", (8, 8, 1), 160 + 4640 + 4128 + 330),
         ("cnn", (28, 28, 1), 26_010),
         ("cnn", (32, 32, 3), 3088 + 8224 + 25_632 + 330),
@@ -213,7 +214,6 @@ def test_flags_out_of_range_are_refused(arguments, name):
         (["--lot_size=1438"], "--lot_size=1438: digits has 1437 training records"),
         (["--dataset=no_such_set"], "--dataset=no_such_set: .*neither"),
         (["--max_epsilon=0.01"], "--max_epsilon=0.01: the first step alone costs"),
-        (["--target_epsilon=1e-9"], "--target_epsilon=1e-09: "),
         (["--optimizer=nonprivate", "--target_epsilon=1"], "has no privacy"),
         (["--optimizer=nonprivate", "--noise_multiplier=1"], "has no privacy"),
         (["--optimizer=nonprivate", "--max_epsilon=1"], "has no privacy"),
