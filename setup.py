@@ -18,7 +18,7 @@ setup(
     install_requires=[
         "tensorflow>=2.18",
         "keras>=3.8",
-        "dp-accounting>=0.4.3",
+        "dp-accounting>=0.6.0",
         "numpy>=1.26",
         "scipy>=1.11",
     ],

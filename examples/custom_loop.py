@@ -17,7 +17,7 @@ DELTA = 1e-5
 PHYSICAL_BATCH_SIZE = 64
 
 
-def train(data, epochs=60):
+def train(data, epochs=40):
     """Trains a small network with ADADP.
 
     Returns:
@@ -52,7 +52,7 @@ def train(data, epochs=60):
         for lot in stream:
             optimizer.charge(ledger, lots.law)
             private_step(lot)
-        if (epoch + 1) % 20 == 0:
+        if (epoch + 1) % 10 == 0:
             print(f"epoch {epoch + 1}: ε = {ledger.epsilon(DELTA):.3f} at δ = {DELTA:g}")
     return model, ledger, private_step
 

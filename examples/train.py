@@ -106,8 +106,14 @@ _REPRODUCIBLE_NOISE = flags.DEFINE_bool(
 )
 
 flags.mark_flags_as_mutual_exclusive(["noise_multiplier", "target_epsilon"])
-for _holder in (_LEARNING_RATE, _NOISE_MULTIPLIER, _TARGET_EPSILON, _MAX_EPSILON, _L2_NORM_CLIP,
-                _LOCAL_CLIP_FACTOR):  # fmt: skip
+for _holder in (
+    _LEARNING_RATE,
+    _NOISE_MULTIPLIER,
+    _TARGET_EPSILON,
+    _MAX_EPSILON,
+    _L2_NORM_CLIP,
+    _LOCAL_CLIP_FACTOR,
+):
     flags.register_validator(
         _holder,
         lambda value: value is None or 0 < value < math.inf,

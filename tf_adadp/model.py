@@ -14,8 +14,8 @@ from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
 
 _LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
-_PER_EXAMPLE_BYTES = 128 * 2**20  # what a physical batch's gradients may take by default
-_MAX_PHYSICAL_BATCH = 64
+_PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
+_MAX_PHYSICAL_BATCH = 128
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -38,7 +38,7 @@ class DPModel(keras.Model):
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
         physical_batch_size: how many examples are worked on at once; sets memory, not privacy. By
-            default up to 64, fewer for models whose per-example gradients are large.
+            default up to 128, fewer for models whose per-example gradients are large.
         gradient_engine: "auto" or "vectorized".
 
     Raises:

@@ -52,10 +52,10 @@ def _colours(path):
 
 
 def test_demo_as_a_script_trains_well_and_reports_it(tmp_path):
-    """The command of `make demo`, with seeded noise so that it either always passes or never."""
+    """The command of `make demo`, shortened; seeded noise makes it always pass or never."""
     done = subprocess.run(
         [sys.executable, SCRIPT, "--optimizer=adadp", f"--log_dir={tmp_path}"]
-        + ["--reproducible_noise"],
+        + ["--reproducible_noise", "--epochs=40"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -80,7 +80,7 @@ def test_demo_as_a_script_trains_well_and_reports_it(tmp_path):
     assert float(make_ndarray(logged)) == pytest.approx(summary["epsilon"], rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["dpsgd", "dpadam", "dprmsprop", "adal", "adan"])
+@pytest.mark.parametrize("optimizer", ["dpsgd", "dpadam", "adal", "adan"])
 def test_every_optimizer_trains_and_is_charged(run, optimizer):
     summary = run(
         f"--optimizer={optimizer}", "--model=logistic", "--epochs=1", "--lot_size=512",

@@ -31,7 +31,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         *,
         rho=0.9,
         clipping="ellipsoid",

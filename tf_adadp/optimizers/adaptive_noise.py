@@ -115,9 +115,7 @@ class AdaptiveNoise(DPOptimizer):
         root = self._prior.root()
         bounds = [self.local_clip_factor * r for r in root]
         if self.clipping == "ellipsoid":
-            scale = math.sqrt(self._num_scalars)
-            # An ellipsoid needs a positive axis where the printed prior is exactly 0.
-            adapted = sets.Ellipsoid([tf.maximum(scale * c, 1e-20) for c in bounds])
+            adapted = sets.Ellipsoid([math.sqrt(self._num_scalars) * c for c in bounds])
         else:
             adapted = sets.Box(bounds)
         return sets.Switch(self._is_warm(root), adapted, sets.L2Ball(self.l2_norm_clip))
@@ -128,6 +126,7 @@ class AdaptiveNoise(DPOptimizer):
             return self.iterations.value >= self.warmup_steps
         return priors.variance(shape) > self.local_clip_threshold
 
+    @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
         """See `DPOptimizer.apply_private`; the printed prior takes the raw sum in besides."""
         if self.prior == "raw":

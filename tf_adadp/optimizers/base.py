@@ -156,6 +156,7 @@ class DPOptimizer:
         slots = tf.round(tf.cast(expected_lot_size, tf.float32) / self.microbatch_size)
         return tf.maximum(tf.cast(slots, tf.int32), 1)
 
+    @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
         """Adds the noise to a clipped sum and takes one step with the result.
 

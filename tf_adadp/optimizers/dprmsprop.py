@@ -21,7 +21,7 @@ class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         *,
         rho=0.9,
         momentum=0.0,
