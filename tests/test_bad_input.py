@@ -286,7 +286,13 @@ def test_a_microbatched_custom_loop_needs_the_lot_size():
         dp.clipped_sum(model, crossentropy(), lot, optimizer)
 
 
-def test_more_than_one_replica():
-    private = private_model()
-    private._distribute_strategy = type("Two", (), {"num_replicas_in_sync": 2})()
-    refused(private, "2 replicas")
+def test_distribution_strategies():
+    x, y = data()
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope():
+        private = private_model()
+        refused(private, "one device")
+    refused(private, "one device")
+    outside = private_model()
+    with strategy.scope(), pytest.raises(ValueError, match="one device"):
+        outside.fit(x, y, batch_size=30, verbose=0)

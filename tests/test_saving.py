@@ -107,7 +107,7 @@ def test_clones_and_copies_never_share_noise(wrapped):
         second = private_model(optimizer)
     moves = []
     for model in (first, second):
-        model.set_weights(start)
+        model.model.set_weights(start)
         model.fit(dp.PoissonLots(x, y, expected_size=30), steps_per_epoch=1, verbose=0)
         moves.append(model.get_weights()[0] - start[0])
     assert np.abs(moves[0] - moves[1]).max() > 0
@@ -131,7 +131,7 @@ def test_no_key_is_written_anywhere(tmp_path):
     tf.train.Checkpoint(model=private, optimizer=private.optimizer).save(tmp_path / "ckpt")
     words = [
         int(word).to_bytes(8, "little", signed=True)
-        for key in (private.optimizer._noise_key, private._run.key)
+        for key in (private.optimizer._noise_key, private.optimizer._example_key)
         for word in key.key.numpy()
     ]
     contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

@@ -42,6 +42,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self.accountant = accountant
         self.ledger_path = ledger_path
         self._remaining = None
+        self._seen_steps = 0
 
     def epsilon(self):
         """The model's ε so far."""
@@ -55,12 +56,21 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         if self.ledger_path is not None:
             self._merge_file()
+        self._check_budget()
+
+    def _check_budget(self):
+        """Counts how many steps still fit; raises where ε is refused or no execution fits."""
         spent = self.epsilon()
+        ledger = self.model.ledger
+        self._seen_steps = ledger.steps
         if self.max_epsilon is None:
             return
-        law, event = self.model.step_law, self.model.step_event
-        self._remaining = self.model.ledger.remaining(
-            event, self.max_epsilon, self.target_delta, self.accountant, law=law
+        self._remaining = ledger.remaining(
+            self.model.step_event,
+            self.max_epsilon,
+            self.target_delta,
+            self.accountant,
+            law=self.model.step_law,
         )
         if self._remaining < self.model.steps_per_execution:
             raise ValueError(
@@ -70,7 +80,12 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Writes the epoch's steps ahead to the ledger file."""
+        """Writes the epoch's steps ahead to the ledger file.
+
+        Counts the budget anew if another callback has restored a ledger since training began.
+        """
+        if self.model.ledger.steps != self._seen_steps:
+            self._check_budget()
         if self.ledger_path is not None:
             ahead = PrivacyLedger.from_json(self.model.ledger.to_json())
             steps = self.params["steps"] + self.model.steps_per_execution
@@ -81,6 +96,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         """ε into the logs; stops if the next execution would exceed the budget."""
         if logs is not None and self.accountant != "pld":
             logs["epsilon"] = self.epsilon()
+        self._seen_steps += self.model.steps_per_execution
         if self._remaining is not None:
             self._remaining -= self.model.steps_per_execution
             if self._remaining < self.model.steps_per_execution:

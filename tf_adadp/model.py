@@ -1,5 +1,7 @@
 """DPModel: any Keras model, trained with differential privacy."""
 
+import contextlib
+import dataclasses
 import math
 import warnings
 
@@ -8,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, noise, validation
+from tf_adadp import gradients, validation
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
@@ -16,6 +18,11 @@ from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
 _LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 128
+_UNCHARGED = "{} releases of the optimizer were not charged"
+_NO_LEDGER = (
+    "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
+    "public weights into the plain model, `model.model.load_weights`"
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -63,13 +70,14 @@ class DPModel(keras.Model):
             raise ValueError(
                 f'gradient_engine={gradient_engine!r}: give one of "auto", "vectorized".'
             )
+        validation.check_layers(model)
+        validation.check_overrides(model)
         super().__init__(**kwargs)
         self.model = model
         self.physical_batch_size = physical_batch_size
         self.gradient_engine = gradient_engine
         self.ledger = PrivacyLedger()
         self._run = _Run()
-        validation.check_layers(model)
         if model.built:
             self.built = True
 
@@ -129,6 +137,7 @@ class DPModel(keras.Model):
                 "Drop one of them."
             )
         validation.check_layers(self.model)
+        self._close_uncharged()
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -141,7 +150,7 @@ class DPModel(keras.Model):
             auto_scale_loss=False,
         )
         self._body_jit_compile = "auto" if jit_compile is None else jit_compile
-        self._run.reset(optimizer)
+        self._run.reset(optimizer, {layer: layer.trainable for layer in self._flatten_layers()})
 
     def get_compile_config(self):
         """Keras's compile configuration, with jit_compile as it was given."""
@@ -195,6 +204,7 @@ class DPModel(keras.Model):
                 unknown, on arguments out of range, on callbacks that steer by a training metric.
         """
         self._assert_compile_called("fit")
+        self._refuse_nested("fit")
         if not shuffle:
             raise ValueError(
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
@@ -221,7 +231,10 @@ class DPModel(keras.Model):
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
         validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
-        self._run.start(lots.law, lots.expected_size, lots.seed is not None)
+        law = lots.law
+        if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
+            law = dataclasses.replace(law, declared=True)
+        self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
@@ -229,19 +242,20 @@ class DPModel(keras.Model):
             self._physical_batch_size(lots.expected_size),
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
-        return super().fit(
-            x=dataset,
-            shuffle=False,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_data=validation_data,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size or 256,
-            validation_freq=validation_freq,
-        )
+        with self._run.fitting():
+            return super().fit(
+                x=dataset,
+                shuffle=False,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_data=validation_data,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size or 256,
+                validation_freq=validation_freq,
+            )
 
     def train_on_batch(
         self,
@@ -256,13 +270,14 @@ class DPModel(keras.Model):
         """One private step on a batch that the caller sampled.
 
         Args:
-            law: how the batch was sampled, e.g. `accounting.PoissonSampling(N, L, declared=True)`.
-                Without it the step is taken and charged as of unknown sampling: from then on
-                `epsilon` refuses to report.
+            law: how the batch was sampled, e.g. `accounting.PoissonSampling(N, L)`; it is recorded
+                as declared by you. Without it the step is taken and charged as of unknown
+                sampling: from then on `epsilon` refuses to report.
 
         Other arguments and the result are those of `keras.Model.train_on_batch`.
         """
         self._assert_compile_called("train_on_batch")
+        self._refuse_nested("train_on_batch")
         if class_weight is not None:
             sample_weight = _class_weights(y, class_weight, sample_weight)
         batch = tf.nest.map_structure(
@@ -272,8 +287,10 @@ class DPModel(keras.Model):
         if law is None:
             law = UnknownSampling(
                 "train_on_batch was called without `law`: pass how the batches were sampled, e.g. "
-                "law=PoissonSampling(num_examples=N, expected_size=L, declared=True)"
+                "law=PoissonSampling(num_examples=N, expected_size=L)"
             )
+        else:
+            law = validation.declared_law(law, size)
         expected_size = getattr(law, "expected_size", None) or getattr(law, "size", None) or size
         spec = tf.nest.map_structure(
             lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), batch
@@ -296,9 +313,11 @@ class DPModel(keras.Model):
 
         def charge_and_run(iterator):
             steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
-            self._charge(steps)
+            self._check_unchanged()
+            law, sampling = self._run.law, self._run.reproducible_sampling
             before = self._run.snapshot(self)
-            logs = run(iterator)
+            with self.optimizer.charged(self.ledger, law, steps, reproducible_sampling=sampling):
+                logs = run(iterator)
             self._run.warn_if_unmoved(self, before)
             return logs
 
@@ -308,14 +327,10 @@ class DPModel(keras.Model):
         """One lot: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
         expected_size = run.expected_size.value()
-        step = run.key.next_step()
-        if optimizer.seed is not None:
-            step = tf.cast(optimizer.iterations.value, tf.int64)
-        seed = tf.random.experimental.stateless_fold_in(run.key.key, step)
         sums, loss = run.engine.clipped_sum(
             lot,
             optimizer.clipping_set(),
-            seed,
+            optimizer.example_seed(),
             on_batch=self._update_metrics,
             microbatch_size=optimizer.microbatch_size,
             num_slots=optimizer.num_slots(expected_size),
@@ -351,31 +366,61 @@ class DPModel(keras.Model):
             ValueError: where a release was not charged, or its sampling law or the history of the
                 weights is unknown.
         """
-        uncharged = self.optimizer.uncharged_releases if self.compiled else 0
-        if uncharged:
-            raise ValueError(
-                f"{uncharged} releases of the optimizer were not charged: call "
-                "`model.optimizer.charge(model.ledger, law)` before every `apply_private`, with "
-                "the law that the lots were drawn by."
-            )
+        self._share_ledger()
+        if self.compiled:
+            if self.optimizer.uncharged_releases:
+                raise ValueError(
+                    _UNCHARGED.format(self.optimizer.uncharged_releases)
+                    + ": call `model.optimizer.charge(model.ledger, law)` before every "
+                    "`apply_private`, with the law that the lots were drawn by."
+                )
+            if int(self.optimizer.iterations) > self.ledger.steps:
+                raise ValueError(
+                    f"The optimizer took {int(self.optimizer.iterations)} steps, and the ledger "
+                    f"knows of {self.ledger.steps}: its state was restored without the ledger. "
+                    "Restore with `load_weights` or `load_model`, which keep them together."
+                )
         return self.ledger.epsilon(delta, accountant)
+
+    def set_weights(self, weights):
+        """Sets the weights; outside of `fit`, their history is unknown from then on.
+
+        Callbacks that go back to earlier weights of the same run are fine. Public weights belong
+        into the plain model: `model.model.set_weights(weights)`.
+        """
+        if not self._run.active:
+            self.ledger.mark_unknown(
+                "set_weights was called on the DPModel, so what its weights cost is unknown. Put "
+                "public weights into the plain model, `model.model.set_weights`"
+            )
+        super().set_weights(weights)
+
+    def load_weights(self, filepath, **kwargs):
+        """Loads weights with their ledger; without one, `epsilon` refuses from then on."""
+        self._run.ledger_loaded = False
+        try:
+            super().load_weights(filepath, **kwargs)
+        finally:
+            if not self._run.ledger_loaded:
+                self.ledger.mark_unknown(_NO_LEDGER)
 
     def save_own_variables(self, store):
         """Writes the ledger beside the weights."""
+        self._close_uncharged()
         super().save_own_variables(store)
         store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
 
     def load_own_variables(self, store):
         """Merges the stored ledger into this one; weights of unknown history fail closed."""
-        if "ledger" in store.keys():  # noqa: SIM118 (an HDF5 group)
+        try:
             text = np.asarray(store["ledger"]).tobytes().decode()
             self.ledger.merge(PrivacyLedger.from_json(text))
-        else:
-            self.ledger.mark_unknown(
-                "the weights were loaded from a file without a ledger, so what they cost is "
-                "unknown. Load public weights into the plain model, `model.model.load_weights`"
-            )
-        self._run.key.renew()
+        except KeyError:
+            self.ledger.mark_unknown(_NO_LEDGER)
+        except ValueError as error:
+            self.ledger.mark_unknown(f"the ledger of the loaded weights is damaged: {error}")
+            raise
+        self._run.ledger_loaded = True
 
     def get_config(self):
         """The arguments of the constructor."""
@@ -417,14 +462,15 @@ class DPModel(keras.Model):
         Args:
             element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
         """
-        if self.distribute_strategy.num_replicas_in_sync > 1:
+        if self._distribute_strategy is not None or tf.distribute.has_strategy():
             raise ValueError(
-                f"{self.distribute_strategy.num_replicas_in_sync} replicas: DPModel trains on one "
-                "device. Make and fit the model outside the strategy's scope."
+                f"{self.distribute_strategy!r}: DPModel trains on one device. Make and fit the "
+                "model outside of a strategy's scope."
             )
         validation.check_layers(self.model)
-        validation.check_trainable_state(self)
+        self._check_unchanged()
         if self._run.engine is not None:
+            self._share_ledger()
             return
         probe = tf.nest.map_structure(
             lambda s: (
@@ -447,9 +493,18 @@ class DPModel(keras.Model):
                 f"The model {self.model.name!r} has no trainable weights: set `trainable` of the "
                 "layers to train before compile."
             )
-        self._run.engine = gradients.make_engine(
+        validation.check_metric_names(self.get_metrics_result())
+        # Also where it was built before: it must have been for these very variables.
+        self.optimizer.build(self.trainable_variables)
+        engine = gradients.make_engine(
             self.model, self._compile_loss, jit_compile=self._engine_jit()
         )
+        example = tf.nest.map_structure(
+            lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
+        )
+        gradients.check_writes_no_state(engine.example_loss, example)
+        self._run.engine = engine
+        self._share_ledger()
 
     def _engine_jit(self):
         return False if self.run_eagerly else self._body_jit_compile
@@ -462,12 +517,36 @@ class DPModel(keras.Model):
         fits = max(1, _PER_EXAMPLE_BYTES // (4 * max(1, scalars)))
         return int(min(fits, _MAX_PHYSICAL_BATCH, math.ceil(expected_size)))
 
-    def _charge(self, steps):
-        validation.check_trainable_state(self)
-        run = self._run
-        self.optimizer.charge(
-            self.ledger, run.law, steps, reproducible_sampling=run.reproducible_sampling
-        )
+    def _check_unchanged(self):
+        """Raises where something that the graphs were traced with is not what it was."""
+        validation.check_trainable_state(self._run.trainable_state)
+        if self.optimizer is not self._run.optimizer:
+            raise ValueError(
+                "The optimizer was replaced after compile. Call compile with the new one."
+            )
+
+    def _refuse_nested(self, method):
+        if self._run.active:
+            raise RuntimeError(
+                f"{method} was called while fit runs (from a callback?): it would change the "
+                "sampling law that the running fit is charged by."
+            )
+
+    def _close_uncharged(self):
+        """Puts releases that were not charged on record, where they would be forgotten."""
+        if self.compiled and self.optimizer.uncharged_releases:
+            self.ledger.mark_unknown(_UNCHARGED.format(self.optimizer.uncharged_releases))
+
+    def _share_ledger(self):
+        """One ledger for all DPModels whose trainable weights have a variable in common."""
+        variables = self.trainable_variables
+        others = [v._tf_adadp_ledger for v in variables if hasattr(v, "_tf_adadp_ledger")]
+        for other in others:
+            if other is not self.ledger:
+                other.merge(self.ledger)
+                self.ledger = other
+        for variable in variables:
+            variable._tf_adadp_ledger = self.ledger
 
     def _update_metrics(self, y, y_pred, sample_weight, mask, losses):
         """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
@@ -476,7 +555,7 @@ class DPModel(keras.Model):
             lambda t: None if t is None else tf.boolean_mask(t, real), (y, y_pred, sample_weight)
         )
         if self._compile_loss is not None and self._compile_loss.metrics:
-            self._compile_loss(y, y_pred, sample_weight)
+            gradients.without_state(self._compile_loss)(y, y_pred, sample_weight)
         self.compute_metrics(None, y, y_pred, sample_weight)
 
 
@@ -486,16 +565,20 @@ class _Run:
     def __init__(self):
         self.engine = None
         self.y_pred = None
-        self.key = noise.SecretKey(None)
+        self.optimizer = None
+        self.trainable_state = {}
         self.expected_size = None
         self.law = None
         self.reproducible_sampling = False
+        self.active = False
+        self.ledger_loaded = False
         self._warned = False
 
-    def reset(self, optimizer):
+    def reset(self, optimizer, trainable_state):
         """After compile: another optimizer, another loss."""
         self.engine = None
-        self.key = noise.SecretKey(optimizer.seed)
+        self.optimizer = optimizer
+        self.trainable_state = trainable_state
         self._warned = False
 
     def start(self, law, expected_size, reproducible_sampling):
@@ -505,6 +588,14 @@ class _Run:
             self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
         self.expected_size.assign(expected_size)
         self._warned = False
+
+    @contextlib.contextmanager
+    def fitting(self):
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
 
     def snapshot(self, model):
         """A few entries of every trainable weight, at the first execution of a run."""
@@ -547,10 +638,17 @@ def _check_optimizer(optimizer):
 
 def _private_callbacks_first(callbacks):
     """The callbacks as a flat list, those that put ε into the logs before those that read them."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    flat = [c for c in keras.tree.flatten(callbacks) if c is not None] if callbacks else []
-    return sorted(flat, key=lambda c: not getattr(c, "reports_privacy", False))
+
+    def flatten(item):
+        if item is None:
+            return []
+        if isinstance(item, keras.callbacks.CallbackList):
+            item = item.callbacks
+        if isinstance(item, (list, tuple)):
+            return [c for part in item for c in flatten(part)]
+        return [item]
+
+    return sorted(flatten(callbacks), key=lambda c: not getattr(c, "reports_privacy", False))
 
 
 def _refuse_with_lots(**arguments):

@@ -1,9 +1,21 @@
 """What a DPModel refuses, each with the way out."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+
+# Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
+_GIVEN_STATE = {
+    keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
+    keras.layers.Discretization: (lambda x: x.input_bin_boundaries is not None, "bin_boundaries"),
+    keras.layers.StringLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
+    keras.layers.IntegerLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
+    keras.layers.TextVectorization: (lambda x: x._has_input_vocabulary, "vocabulary"),
+}
 _STEERED = "Training metrics are raw statistics that no ε covers. Monitor a validation metric, {}."
 
 
@@ -21,11 +33,32 @@ def check_layers(model):
                 f"Layer {layer.name!r} is stateful: it carries one example's state into the next. "
                 "Use stateful=False."
             )
+        is_given, arguments = _GIVEN_STATE.get(type(layer), (lambda x: True, ""))
+        if not is_given(layer):
+            raise ValueError(
+                f"Layer {layer.name!r} is a {type(layer).__name__} without given {arguments}: what "
+                "`adapt` learns are raw statistics of its data, and they would be saved with the "
+                f"model. Pass public constants as {arguments}, or preprocess outside of the model."
+            )
 
 
-def check_trainable_state(model):
-    """Refuses layers frozen or unfrozen since compile: sets and optimizer state would not fit."""
-    for layer, trainable in model._compiled_trainable_state.items():
+def check_overrides(model):
+    """Refuses models with a training step of their own, which a DPModel would pass by."""
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ValueError(
+                f"{type(model).__name__} overrides {name}, which a DPModel does not call. Give the "
+                "loss to compile, or add losses that depend on the data with `add_loss`."
+            )
+
+
+def check_trainable_state(trainable_state):
+    """Refuses layers frozen or unfrozen since compile: sets and optimizer state would not fit.
+
+    Args:
+        trainable_state: {layer: its `trainable` when the model was compiled}.
+    """
+    for layer, trainable in trainable_state.items():
         if layer.trainable != trainable:
             raise ValueError(
                 f"Layer {layer.name!r} has trainable={layer.trainable}, and had {trainable} when "
@@ -81,24 +114,58 @@ def check_labels(y):
             )
 
 
+def check_metric_names(names):
+    """Refuses names by which a training metric would pass for a released or validation one."""
+    for name in names:
+        if name.startswith("val_") or name == "epsilon":
+            raise ValueError(
+                f"The metric name {name!r} is taken: `val_*` are validation metrics and `epsilon` "
+                "is the privacy cost. Rename the metric."
+            )
+
+
+def declared_law(law, batch_rows):
+    """A law as its user states it, checked against the batch it is stated of."""
+    if not isinstance(law, (PoissonSampling, FixedSizeSampling)):
+        raise TypeError(f"law={law!r}: give a PoissonSampling or a FixedSizeSampling.")
+    if isinstance(law, FixedSizeSampling) and law.size != batch_rows:
+        raise ValueError(
+            f"law says that every lot has {law.size} records, and this batch has {batch_rows}."
+        )
+    if batch_rows > law.num_examples:
+        raise ValueError(
+            f"law says that there are {law.num_examples} records, and this batch alone has "
+            f"{batch_rows}."
+        )
+    return dataclasses.replace(law, declared=True)
+
+
 def check_class_labels(loss, y, y_pred):
     """Refuses class indices without an output, on which TensorFlow would stop in mid-run.
 
     Args:
         loss: a built Keras `CompileLoss`, or None.
-        y: array of labels, or a structure or None, which are let pass.
-        y_pred: the KerasTensor (or structure) of the model's output.
+        y: the labels, or None where they are in lots, which are let pass.
+        y_pred: the model's output as KerasTensors.
     """
-    if loss is None or y is None or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
+    if loss is None or y is None:
         return
-    loss = loss._flat_losses[0].loss
-    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
-        return
-    if getattr(loss, "ignore_class", None) is not None:
-        return
-    labels, classes = np.asarray(y), y_pred.shape[-1]
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"y has labels from {labels.min():g} to {labels.max():g}, and the model {classes} "
-            f"outputs: number the classes 0..{classes - 1}."
-        )
+    for path, single, *_ in loss._flat_losses:
+        labels, outputs = y, y_pred
+        try:
+            for key in path:
+                labels, outputs = labels[key], outputs[key]
+        except (KeyError, IndexError, TypeError):
+            continue  # outputs and labels in different structures; Keras matches them by name
+        if keras.tree.is_nested(labels) or keras.tree.is_nested(outputs):
+            continue
+        if getattr(single, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+            continue
+        if getattr(single, "ignore_class", None) is not None:
+            continue
+        labels, classes = np.asarray(labels), outputs.shape[-1]
+        if labels.min() < 0 or labels.max() >= classes:
+            raise ValueError(
+                f"y has labels from {labels.min():g} to {labels.max():g}, and the model {classes} "
+                f"outputs: number the classes 0..{classes - 1}."
+            )

@@ -147,10 +147,9 @@ def reference(model, loss, x, y, clip_norm):
     generators.sort(key=lambda g: ids.index(id(g.state)))
     total = [np.zeros(v.shape) for v in model.trainable_variables]
     for i in range(ROWS):
-        batch = tf.constant(i // BATCH, tf.int64)
         seeds = tf.random.stateless_uniform(
             [BATCH, len(generators), 2],
-            tf.random.experimental.stateless_fold_in(SEED, batch),
+            SEED + tf.constant([i // BATCH + 1, 0], tf.int64),
             minval=None,
             maxval=None,
             dtype=tf.uint32,

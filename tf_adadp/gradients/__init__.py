@@ -5,7 +5,9 @@ from tf_adadp.gradients.example_loss import (
     PROBE_BATCH,
     ExampleLoss,
     check_reduces_no_batch,
+    check_writes_no_state,
     weight_regularization,
+    without_state,
 )
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
@@ -14,7 +16,9 @@ __all__ = [
     "ExampleLoss",
     "VectorizedEngine",
     "check_reduces_no_batch",
+    "check_writes_no_state",
     "clipped_sum",
     "make_engine",
     "weight_regularization",
+    "without_state",
 ]

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.example_loss import ExampleLoss, check_writes_no_state
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
 FLOAT16_LOSS_SCALE = 1024.0
@@ -69,7 +69,6 @@ def clipped_sum(
     optimizer,
     *,
     expected_lot_size=None,
-    seed=None,
     jit_compile="auto",
 ):
     """The clipped sum of per-example gradients of one lot, for custom training loops.
@@ -83,7 +82,6 @@ def clipped_sum(
             them or as `make_lot` packs a batch.
         optimizer: a private optimizer, built on `model.trainable_variables`.
         expected_lot_size: L; needed where the optimizer's microbatch_size is above 1.
-        seed: int64 `[2]` tensor for dropout and microbatch slots; drawn anew where None.
         jit_compile: as in `DPModel.compile`.
 
     Returns:
@@ -109,13 +107,14 @@ def clipped_sum(
             f"expected_lot_size=None with microbatch_size={k}: give the expected lot size; the "
             "number of slots follows from it, never from the lot."
         )
-    if seed is None:
-        # Drawn in the graph, so that a traced loop has new seeds at every step.
-        seed = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+    example = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape[2:], t.dtype), lot[0]
+    )
+    check_writes_no_state(engine.example_loss, example)
     sums, _ = engine.clipped_sum(
         lot,
         optimizer.clipping_set(),
-        seed,
+        optimizer.example_seed(),
         microbatch_size=k,
         num_slots=optimizer.num_slots(expected_lot_size) if k > 1 else None,
     )

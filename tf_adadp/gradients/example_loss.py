@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
+_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableInsert")
+_CALLS_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
 
@@ -30,7 +32,10 @@ class ExampleLoss:
         self.model = model
         self.trainable_variables = list(model.trainable_variables)
         self._non_trainable_variables = list(model.non_trainable_variables)
-        self._loss = None if loss is None else _map_losses(loss, _without_batch_reduction)
+        self._loss = None
+        if loss is not None:
+            self._loss = without_state(_map_losses(loss, _without_batch_reduction))
+        self._call_arguments = {"training": True} if model._call_has_training_arg else {}
         self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
         states = {
             id(generator.state)
@@ -67,7 +72,7 @@ class ExampleLoss:
         )
         # The non-trainable values that come back are dropped: they were made from raw data.
         y_pred, _, layer_losses = self.model.stateless_call(
-            trainable, non_trainable, x, training=True, return_losses=True
+            trainable, non_trainable, x, return_losses=True, **self._call_arguments
         )
         total = tf.zeros([], tf.float32)
         if self._loss is not None:
@@ -82,6 +87,51 @@ def weight_regularization(model):
     """The sum of a model's weight regularisers, a float32 scalar; None where it has none."""
     losses = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
     return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
+
+
+def without_state(loss):
+    """A copy of a built CompileLoss whose losses cannot write Keras variables of their own.
+
+    A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
+    The metrics that Keras keeps for each of several losses are still updated.
+    """
+
+    def isolated(single):
+        def call(y_true, y_pred, sample_weight=None):
+            with keras.StatelessScope():
+                return single(y_true, y_pred, sample_weight)
+
+        return call
+
+    return _map_losses(loss, isolated, keep_metrics=True)
+
+
+def check_writes_no_state(example_loss, batch):
+    """Raises ValueError where a layer or loss writes a `tf.Variable` or calls Python.
+
+    What Keras variables are told inside the map is dropped; a `tf.Variable`, a table or a Python
+    function would keep a raw statistic and feed it to later lots.
+
+    Args:
+        example_loss: an `ExampleLoss`.
+        batch: `(x, y, sample_weight)` of TensorSpecs of one example.
+    """
+    x, y, sample_weight = batch
+    seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
+
+    @tf.function(autograph=False)
+    def one_example(x, y, sample_weight, seeds):
+        return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
+
+    graph = one_example.get_concrete_function(x, y, sample_weight, seeds).graph.as_graph_def()
+    nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
+    for node in nodes:
+        if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
+            raise ValueError(
+                f"The operation {node.name!r} ({node.op}) in a layer or in the loss keeps state or "
+                "calls Python: in training it would hold raw data and feed it to later lots. Keep "
+                "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
+            )
 
 
 def check_reduces_no_batch(loss, y, y_pred):
@@ -112,14 +162,15 @@ def check_reduces_no_batch(loss, y, y_pred):
     compute_output_spec(_map_losses(loss, checked), y, y_pred)
 
 
-def _map_losses(compile_loss, function):
+def _map_losses(compile_loss, function, keep_metrics=False):
     """A copy of a built CompileLoss with each of its losses replaced by function(loss).
 
-    The copy keeps no metrics: inside a map over examples they would be updated once for all
-    examples of a physical batch, and wrongly.
+    Without its metrics: inside a map over examples they would be updated once for all examples of
+    a physical batch, and wrongly.
     """
     mapped = _shallow_copy(compile_loss)
-    mapped._metrics = [None] * len(compile_loss._flat_losses)
+    if not keep_metrics:
+        mapped._metrics = [None] * len(compile_loss._flat_losses)
     mapped._flat_losses = [
         entry._replace(loss=function(entry.loss)) for entry in compile_loss._flat_losses
     ]

@@ -59,7 +59,7 @@ class VectorizedEngine:
 
         if microbatch_size > 1:
             slots, (x, y, sample_weight, mask) = microbatch.sort_by_slot(
-                tf.random.experimental.stateless_fold_in(seed, -1),
+                seed,
                 num_slots,
                 (x, y, sample_weight, mask),
             )
@@ -83,7 +83,8 @@ class VectorizedEngine:
             )
             seeds = tf.random.stateless_uniform(
                 seeds_shape,
-                tf.random.experimental.stateless_fold_in(seed, tf.cast(p, seed.dtype)),
+                # The first word counts physical batches; 0 is the seed of the slots.
+                seed + tf.stack([tf.cast(p, tf.int64) + 1, tf.zeros([], tf.int64)]),
                 minval=None,
                 maxval=None,
                 dtype=tf.uint32,

@@ -9,6 +9,21 @@ import tensorflow as tf
 
 from tf_adadp import clipping, noise
 
+# Baked into traced graphs and charged by: a later change would release with one and charge another.
+_READ_ONLY = {
+    "noise_multiplier",
+    "l2_norm_clip",
+    "microbatch_size",
+    "seed",
+    "allow_no_noise",
+    "clipping",
+    "prior",
+    "warmup_steps",
+    "local_clip_factor",
+    "prior_decay",
+    "prior_exponent",
+    "local_clip_threshold",
+}
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 
 
@@ -30,8 +45,9 @@ class DPOptimizer:
     `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
     neighbours, the multiplier is σ*/2.
 
-    A private optimizer refuses raw gradients: `apply` and `apply_gradients` raise outside
-    `apply_private`, before any weight changes.
+    A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
+    outside `apply_private`, before any weight changes. What sets the privacy is read-only: for
+    another noise_multiplier make another optimizer and compile again.
 
     Args:
         noise_multiplier: σ* > 0, noise std over sensitivity. No default: it sets the privacy.
@@ -94,7 +110,17 @@ class DPOptimizer:
         self.allow_no_noise = bool(allow_no_noise)
         self.l2_norm_clip = self._check_clip(l2_norm_clip)
         self._noise_key = noise.SecretKey(self.seed)
+        self._example_key = noise.SecretKey(self.seed)
         self._charged_releases = 0
+
+    def __setattr__(self, name, value):
+        if name in _READ_ONLY and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} is read-only: graphs that release with "
+                f"{self.__dict__[name]!r} may be traced already. Make a new optimizer with "
+                f"{name}={value!r} and compile again."
+            )
+        super().__setattr__(name, value)
 
     def _check_clip(self, l2_norm_clip):
         """The validated l2_norm_clip: a float, or a dict of floats where the method allows it."""
@@ -111,6 +137,14 @@ class DPOptimizer:
     def build(self, variables):
         """Creates the state of the update rule and of the clipping set."""
         if self.built:
+            known = self._trainable_variables
+            if len(known) != len(variables) or any(
+                a is not b for a, b in zip(known, variables, strict=True)
+            ):
+                raise ValueError(
+                    f"This {type(self).__name__} was built for other variables (another model, or "
+                    "other trainable layers), and would go on moving those. Make a new optimizer."
+                )
             return
         super().build(variables)
         clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
@@ -145,6 +179,31 @@ class DPOptimizer:
             reproducible_noise=self.seed is not None or reproducible_sampling,
         )
         self._charged_releases += steps
+
+    @contextlib.contextmanager
+    def charged(self, ledger, law, steps, *, reproducible_sampling=False):
+        """Charges `steps` releases, to be made inside the `with` block.
+
+        A charge whose release was not made, after an error, stays in the ledger and expires here:
+        it does not pay for a later release.
+        """
+        owed = self.uncharged_releases
+        self.charge(ledger, law, steps, reproducible_sampling=reproducible_sampling)
+        try:
+            yield
+        finally:
+            self._charged_releases = self._noise_key.releases - owed
+
+    def example_seed(self):
+        """A fresh int64 [2] seed for the examples' own randomness: dropout, microbatch slots.
+
+        From a secret key: whoever knows the slots, or could replay the masks, would know how one
+        record moves the contributions of the others.
+        """
+        step = self._example_key.next_step()
+        if self.seed is not None:
+            step = tf.cast(self.iterations.value, tf.int64)
+        return self._example_key.key + tf.stack([tf.zeros([], tf.int64), step])
 
     @property
     def uncharged_releases(self):
@@ -227,10 +286,16 @@ class DPOptimizer:
         _refuse_raw_gradients(self)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
+    def update_step(self, gradient, variable, learning_rate):
+        """Keras's update rule of one variable; refused outside `apply_private`."""
+        _refuse_raw_gradients(self)
+        return super().update_step(gradient, variable, learning_rate)
+
     def load_own_variables(self, store):
-        """Restores the public state; the noise goes on under a new key."""
+        """Restores the public state; noise and examples' randomness go on under new keys."""
         super().load_own_variables(store)
         self._noise_key.renew()
+        self._example_key.renew()
 
     def get_config(self):
         """The arguments of the constructor. The noise key is no part of it."""
