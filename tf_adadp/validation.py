@@ -11,7 +11,7 @@ from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 # Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
 _GIVEN_STATE = {
     keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
-    keras.layers.Discretization: (lambda x: x.input_bin_boundaries is not None, "bin_boundaries"),
+    keras.layers.Discretization: (lambda x: x.num_bins is None, "bin_boundaries"),
     keras.layers.StringLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
     keras.layers.IntegerLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
     keras.layers.TextVectorization: (lambda x: x._has_input_vocabulary, "vocabulary"),
