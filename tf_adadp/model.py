@@ -17,7 +17,7 @@ from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
 
 _LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
-_MAX_PHYSICAL_BATCH = 128
+_MAX_PHYSICAL_BATCH = 64
 _UNCHARGED = "{} releases of the optimizer were not charged"
 _NO_LEDGER = (
     "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
@@ -45,7 +45,7 @@ class DPModel(keras.Model):
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
         physical_batch_size: how many examples are worked on at once; sets memory, not privacy. By
-            default up to 128, fewer for models whose per-example gradients are large.
+            default up to 64, fewer for models whose per-example gradients are large.
         gradient_engine: "auto" or "vectorized".
 
     Raises:

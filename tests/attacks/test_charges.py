@@ -1,0 +1,226 @@
+"""Attacks on the ledger: releases made without a charge, charges that vanish, budgets overrun.
+
+Every test is an attack that once lowered ε below what was released.
+"""
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROWS, crossentropy, data, plain_model, private_model
+from keras.src.legacy.saving import legacy_h5_format
+
+import tf_adadp as dp
+
+DELTA = 1e-3
+STEPS = 4  # per epoch of lots of 30
+
+
+def after(steps, expected_size=30):
+    return dp.accounting.epsilon(1.0, expected_size / ROWS, steps, DELTA)
+
+
+def fit(private, epochs=1, **kwargs):
+    x, y = data()
+    return private.fit(x, y, batch_size=30, epochs=epochs, verbose=0, **kwargs)
+
+
+def release(private, lots=1):
+    """Steps of a custom loop that charges nothing."""
+    private.optimizer.build(private.trainable_variables)
+    zeros = [tf.zeros(v.shape) for v in private.trainable_variables]
+    for _ in range(lots):
+        private.optimizer.apply_private(zeros, 30)
+
+
+def refuses(private, match):
+    with pytest.raises(ValueError, match=match):
+        private.epsilon(DELTA)
+
+
+def assert_same_weights(a, b):
+    for v, w in zip(a, b, strict=True):
+        np.testing.assert_array_equal(v, w)
+
+
+class Crash(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+
+# A restored ledger counts towards the budget.
+
+
+@pytest.mark.parametrize("room", [14, 12])
+def test_a_resumed_run_keeps_the_budget_of_the_whole_history(room, tmp_path):
+    """BackupAndRestore brings 12 steps back after the budget was first counted."""
+    budget = after(room) * (1 + 1e-9)
+
+    def run(*extra):
+        private = private_model()
+        callbacks = [
+            keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+            dp.PrivacyCallback(DELTA, max_epsilon=budget),
+            *extra,
+        ]
+        fit(private, epochs=8, callbacks=callbacks)
+        return private
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Crash())
+    if room == 3 * STEPS:
+        with pytest.raises(ValueError, match="leaves no room"):
+            run()
+    else:
+        private = run()
+        assert private.ledger.steps == room
+        assert private.epsilon(DELTA) <= budget
+
+
+# Releases that nobody paid for.
+
+
+def test_uncharged_releases_survive_saving(tmp_path):
+    private = private_model()
+    release(private)
+    private.save(tmp_path / "m.keras")
+    private.save_weights(tmp_path / "w.weights.h5")
+    refuses(dp.load_model(tmp_path / "m.keras"), "not charged")
+    other = private_model()
+    other.load_weights(tmp_path / "w.weights.h5")
+    refuses(other, "not charged")
+
+
+def test_uncharged_releases_survive_compiling_again():
+    private = private_model()
+    release(private)
+    refuses(private, "1 releases of the optimizer were not charged")
+    private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), crossentropy(), jit_compile=False)
+    refuses(private, "1 releases of the optimizer were not charged")
+
+
+def test_a_charge_of_a_failed_execution_pays_for_nothing_else():
+    class Broken(dp.PoissonLots):
+        def _rows(self, step, multiple):
+            raise OSError("disk")
+
+    x, y = data()
+    private = private_model(steps_per_execution=50)
+    with pytest.raises((OSError, tf.errors.OpError)):
+        private.fit(Broken(x, y, expected_size=1), steps_per_epoch=50, verbose=0)
+    assert private.ledger.steps == 50  # charged before spent, and never taken back
+    assert private.optimizer.uncharged_releases == 0
+    release(private, 2)
+    assert private.optimizer.uncharged_releases == 2
+    refuses(private, "2 releases of the optimizer were not charged")
+
+
+def test_a_later_fit_does_not_pay_for_earlier_releases():
+    private = private_model()
+    release(private, 3)
+    fit(private)
+    refuses(private, "3 releases of the optimizer were not charged")
+
+
+# Weights whose history is unknown.
+
+
+def test_set_weights_outside_of_fit_loses_the_history():
+    trained, private = private_model(), private_model()
+    fit(trained)
+    private.set_weights(trained.get_weights())
+    refuses(private, "set_weights was called")
+
+
+def test_callbacks_may_go_back_to_earlier_weights_of_the_run():
+    x, y = data()
+    stopping = keras.callbacks.EarlyStopping(
+        monitor="val_loss", mode="max", patience=0, restore_best_weights=True
+    )
+    private = private_model()
+    history = fit(private, epochs=9, validation_data=(x, y), callbacks=[stopping])
+    assert len(history.epoch) < 9, "the weights were to be restored"
+    assert private.epsilon(DELTA) == pytest.approx(after(private.ledger.steps))
+
+
+def test_legacy_weights_files_have_no_ledger(tmp_path):
+    trained, private = private_model(), private_model()
+    fit(trained)
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, trained)
+    private.load_weights(tmp_path / "w.h5")
+    assert_same_weights(private.get_weights(), trained.get_weights())
+    refuses(private, "without a ledger")
+
+
+def test_weights_files_without_a_ledger(tmp_path):
+    trained, private = private_model(), private_model()
+    trained.save_weights(tmp_path / "w.weights.h5")
+    with h5py.File(tmp_path / "w.weights.h5", "r+") as file:
+        del file["vars/ledger"]
+    private.load_weights(tmp_path / "w.weights.h5")
+    refuses(private, "without a ledger")
+
+
+def test_tensorflow_checkpoints_do_not_hold_the_ledger(tmp_path):
+    trained, private = private_model(), private_model()
+    fit(trained)
+    path = tf.train.Checkpoint(model=trained).save(tmp_path / "c")
+    private.optimizer.build(private.trainable_variables)
+    tf.train.Checkpoint(model=private).restore(path)
+    assert_same_weights(private.get_weights(), trained.get_weights())
+    refuses(private, "restored without the ledger")
+
+
+@pytest.mark.parametrize("skip_mismatch", [False, True])
+def test_a_damaged_ledger_fails_closed(skip_mismatch, tmp_path):
+    """Keras swallows the error with skip_mismatch, and loads the weights all the same."""
+    trained, private = private_model(), private_model()
+    fit(trained)
+    path = tmp_path / "w.weights.h5"
+    trained.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        file["vars/ledger"][300] ^= 1
+    if skip_mismatch:
+        with pytest.warns(UserWarning, match="could not be loaded"):
+            private.load_weights(path, skip_mismatch=True)
+    else:
+        with pytest.raises(ValueError):  # noqa: PT011 (Keras wraps it in its own words)
+            private.load_weights(path)
+    refuses(private, "damaged")
+
+
+# Variables that more than one model trains.
+
+
+def two_heads():
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    return [private_model(model=keras.Model(inputs, keras.layers.Dense(3)(hidden))) for _ in "ab"]
+
+
+def test_models_that_share_a_backbone_share_a_ledger():
+    first, second = two_heads()
+    fit(first)
+    fit(second, epochs=2)
+    assert first.epsilon(DELTA) == second.epsilon(DELTA) == pytest.approx(after(3 * STEPS))
+    fit(first)  # and go on sharing it
+    assert first.epsilon(DELTA) == second.epsilon(DELTA) == pytest.approx(after(4 * STEPS))
+
+
+def test_the_budget_counts_what_the_other_model_spent():
+    first, second = two_heads()
+    fit(first)
+    budget = after(6) * (1 + 1e-9)
+    fit(second, epochs=3, callbacks=[dp.PrivacyCallback(DELTA, max_epsilon=budget)])
+    assert second.ledger.steps == 6
+
+
+def test_wrapping_a_trained_model_again_forgets_nothing():
+    private = private_model()
+    fit(private)
+    again = private_model(model=private.model)
+    assert again.epsilon(DELTA) == private.epsilon(DELTA) > 0
+    assert private_model(model=plain_model()).epsilon(DELTA) == 0.0

@@ -1,0 +1,272 @@
+"""Attacks by swapped, shared, nested or disguised parts: refused before anything is trained."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROWS, crossentropy, data, plain_model, private_model
+
+import tf_adadp as dp
+from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.optimizers.base import _READ_ONLY
+
+DELTA = 1e-3
+L = keras.layers
+
+
+def fit(private, **kwargs):
+    x, y = data()
+    return private.fit(**{"x": x, "y": y, "batch_size": 30, "verbose": 0, **kwargs})
+
+
+def unmoved(private, act, match, error=ValueError):
+    """`act` raises; no weight moved and nothing was charged or released."""
+    before, steps = private.get_weights(), private.ledger.steps
+    releases = private.optimizer._noise_key.releases
+    with pytest.raises(error, match=match):
+        act()
+    for a, b in zip(before, private.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert private.ledger.steps == steps
+    assert private.optimizer._noise_key.releases == releases
+
+
+# The optimizer.
+
+
+@pytest.mark.parametrize("make", [dp.DPSGD, dp.ADADP])
+@pytest.mark.parametrize("name", sorted(_READ_ONLY))
+def test_what_sets_the_privacy_is_read_only(make, name):
+    """A traced graph would go on releasing with the old value, charged by the new one."""
+    optimizer = make(noise_multiplier=1.0)
+    if not hasattr(optimizer, name):
+        assert make is dp.DPSGD
+        return
+    value = getattr(optimizer, name)
+    with pytest.raises(AttributeError, match=f"{name} of a {make.__name__} is read-only"):
+        setattr(optimizer, name, 1000.0)
+    assert getattr(optimizer, name) == value
+
+
+@pytest.mark.parametrize("make", [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN])
+def test_every_argument_of_our_own_is_read_only(make):
+    """Those of Keras's optimizer (learning_rate, ...) act on released vectors and stay free."""
+    optimizer = make(noise_multiplier=1.0)
+    keras_class = next(c for c in make.__mro__ if c.__module__.startswith("keras"))
+    ours = optimizer.get_config().keys() - keras_class().get_config().keys()
+    assert ours <= _READ_ONLY
+    optimizer.learning_rate = 0.25
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_a_replaced_optimizer():
+    private = private_model()
+    fit(private)
+    private.optimizer = dp.DPSGD(1.0, noise_multiplier=1000.0)
+    x, y = data()
+    law = PoissonSampling(ROWS, 30)
+    unmoved(private, lambda: fit(private), "optimizer was replaced")
+    unmoved(private, lambda: private.train_on_batch(x, y, law=law), "optimizer was replaced")
+
+
+def test_an_optimizer_replaced_while_training():
+    class Swaps(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                self.model.optimizer = dp.DPSGD(0.1, noise_multiplier=1000.0)
+
+    private = private_model()
+    with pytest.raises(ValueError, match="optimizer was replaced"):
+        fit(private, epochs=3, callbacks=[Swaps()])
+    assert private.ledger.steps == 4
+
+
+def test_one_optimizer_in_two_models():
+    optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)
+    first, second = private_model(optimizer), private_model(optimizer)
+    fit(first)
+    weights = first.get_weights()
+    unmoved(second, lambda: fit(second), "built for other variables")
+    for a, b in zip(weights, first.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_optimizer_after_moving_trainable_to_another_layer():
+    """Of equal shape, so that only identity tells the variables apart."""
+    first, second = L.Dense(6), L.Dense(6)
+    second.trainable = False
+    optimizer = dp.DPSGD(0.5, noise_multiplier=1.0)
+    model = keras.Sequential([keras.Input((6,)), first, second])
+    private = private_model(optimizer, model, loss="mse", metrics=[])
+    x, _ = data()
+    fit(private, y=x)
+    first.trainable, second.trainable = False, True
+    private.compile(optimizer, "mse", jit_compile=False)
+    unmoved(private, lambda: fit(private, y=x), "built for other variables")
+
+
+def test_the_update_rule_takes_no_raw_gradients():
+    private = private_model()
+    variable = private.trainable_variables[0]
+    private.optimizer.build(private.trainable_variables)
+    step = private.optimizer.update_step
+    unmoved(
+        private, lambda: step(tf.ones(variable.shape), variable, 0.1),
+        "no raw gradients", RuntimeError,
+    )  # fmt: skip
+
+
+# The model.
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_strategies(steps_per_execution):
+    """Under one of them Keras iterates in a way that charged one step of four."""
+    x, y = data()
+    for strategy in (
+        tf.distribute.MirroredStrategy(["cpu:0"]),
+        tf.distribute.OneDeviceStrategy("cpu:0"),
+    ):
+        with strategy.scope():
+            private = private_model(steps_per_execution=steps_per_execution)
+        law = PoissonSampling(ROWS, 30)
+        unmoved(private, lambda m=private: fit(m), "one device")
+        unmoved(private, lambda m=private: m.train_on_batch(x, y, law=law), "one device")
+
+
+@pytest.mark.parametrize("name", ["train_step", "compute_loss"])
+def test_models_with_a_training_step_of_their_own(name):
+    def never(self, *args, **kwargs):
+        raise AssertionError
+
+    model_class = type("Own", (keras.Model,), {name: never, "call": lambda self, x: x})
+    with pytest.raises(ValueError, match=f"Own overrides {name}"):
+        dp.DPModel(model_class())
+
+
+def test_a_model_whose_call_knows_no_training_argument_trains():
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = L.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    x, y = data()
+    private = private_model(model=Plain())
+    fit(private, validation_data=(x, y))
+    before = private.get_weights()
+    fit(private)
+    assert any((a != b).any() for a, b in zip(before, private.get_weights(), strict=True))
+    assert private.predict(x, verbose=0).shape == (ROWS, 3)
+
+
+# The run.
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_training_from_a_callback(method):
+    """It would set the law that the rest of the running fit is charged by."""
+    x, y = data()
+
+    class Nests(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if method == "fit":
+                self.model.fit(x, y, batch_size=3, verbose=0)
+            else:
+                self.model.train_on_batch(x[:3], y[:3], law=PoissonSampling(10**6, 3))
+
+    private = private_model()
+    unmoved(
+        private, lambda: fit(private, callbacks=[Nests()]),
+        f"{method} was called while fit runs", RuntimeError,
+    )  # fmt: skip
+    fit(private)  # the refusal does not stick
+    assert private.ledger.steps == 4
+
+
+@pytest.mark.parametrize("name", ["val_acc", "epsilon"])
+def test_training_metrics_under_a_name_that_callbacks_may_monitor(name):
+    for kind in ("metrics", "weighted_metrics"):
+        metric = keras.metrics.SparseCategoricalAccuracy(name=name)
+        private = private_model(**{"metrics": [], kind: [metric]})
+        stopping = keras.callbacks.EarlyStopping(monitor=name, mode="max", patience=0)
+        unmoved(private, lambda m=private, c=stopping: fit(m, callbacks=[c]), f"name {name!r}")
+
+
+def test_an_output_named_like_a_validation_metric():
+    inputs = keras.Input((6,))
+    outputs = {name: L.Dense(3, name=name)(inputs) for name in ("val", "other")}
+    loss = {name: crossentropy() for name in outputs}
+    private = private_model(model=keras.Model(inputs, outputs), loss=loss, metrics=None)
+    _, y = data()
+    unmoved(private, lambda: fit(private, y={"val": y, "other": y}), "name 'val_loss'")
+
+
+def test_callbacks_within_lists():
+    """Keras accepts a CallbackList in the list of callbacks, without looking into it."""
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=0)
+    for hidden in (
+        keras.callbacks.CallbackList([stopping]),
+        [keras.callbacks.CallbackList([[stopping]])],
+    ):
+        private = private_model()
+        unmoved(private, lambda m=private, c=hidden: fit(m, callbacks=c), "EarlyStopping")
+        unmoved(private, lambda m=private, c=hidden: fit(m, callbacks=[c]), "EarlyStopping")
+    nested = keras.callbacks.CallbackList([dp.PrivacyCallback(DELTA)])
+    assert "epsilon" in fit(private_model(), callbacks=nested).history
+
+
+# The law.
+
+
+def test_a_law_given_to_train_on_batch_is_reported_as_declared():
+    x, y = data()
+    private = private_model()
+    private.train_on_batch(x[:30], y[:30], law=PoissonSampling(ROWS, 30))
+    with pytest.warns(dp.PrivacyWarning, match="declared by the user"):
+        private.epsilon(DELTA)
+    (entry,) = private.ledger.entries
+    assert entry.law == PoissonSampling(ROWS, 30, declared=True)
+
+
+@pytest.mark.parametrize(
+    ("law", "error", "match"),
+    [
+        (FixedSizeSampling(10**6, 10), ValueError, "10 records, and this batch has 30"),
+        (PoissonSampling(29, 10), ValueError, "29 records, and this batch alone has 30"),
+        (dp.accounting.UnknownSampling("none"), TypeError, "give a PoissonSampling"),
+        (0.25, TypeError, "give a PoissonSampling"),
+    ],
+)
+def test_laws_that_the_batch_contradicts(law, error, match):
+    x, y = data()
+    private = private_model()
+    unmoved(private, lambda: private.train_on_batch(x[:30], y[:30], law=law), match, error)
+
+
+def test_lots_that_draw_by_another_law_than_their_parent():
+    class Everything(dp.PoissonLots):
+        def _size(self, generator):
+            return self.num_examples
+
+    x, y = data()
+    for lots, declared in itertools.product([dp.PoissonLots, Everything], [False, True]):
+        if declared is (lots is Everything):
+            private = private_model()
+            private.fit(lots(x, y, expected_size=30), steps_per_epoch=1, verbose=0)
+            assert private.step_law.declared is declared
+            assert [entry.law.declared for entry in private.ledger.entries] == [declared]
+
+
+def test_plain_models_stay_free():
+    """The refusals are of DPModels: the plain model may be trained on public data."""
+    x, y = data()
+    private = private_model()
+    private.model.compile("sgd", crossentropy())
+    private.model.fit(x, y, verbose=0)
+    assert private.epsilon(DELTA) == 0.0
+    assert plain_model().count_params() == private.model.count_params()
