@@ -79,9 +79,8 @@ def squared_distance(a, b):
 # State of losses and layers.
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("where", ["loss", "layer"])
-def test_the_sum_of_a_lot_does_not_depend_on_earlier_lots(where, jit_compile):
+def test_the_sum_of_a_lot_does_not_depend_on_earlier_lots(where):
     """Keras variables: what they are told inside of the map over examples is dropped."""
     x, y = data()
     sums = []
@@ -92,11 +91,8 @@ def test_the_sum_of_a_lot_does_not_depend_on_earlier_lots(where, jit_compile):
         loss = RunningLoss(keras.Variable) if where == "loss" else crossentropy()
         optimizer = built(model)
         for rows, factor in ((slice(0, 60), scale), (slice(60, None), 1.0)):
-            sums.append(
-                dp.clipped_sum(
-                    model, loss, lot(x[rows] * factor, y[rows]), optimizer, jit_compile=jit_compile
-                )
-            )
+            rows = lot(x[rows] * factor, y[rows])
+            sums.append(dp.clipped_sum(model, loss, rows, optimizer, jit_compile=False))
     first, second, other_first, again = sums
     assert squared_distance(first, other_first) > 0
     for a, b in zip(second, again, strict=True):
@@ -164,7 +160,7 @@ def test_tables_that_are_written_are_refused():
 
         def call(self, x):
             self.table.insert(tf.zeros([1], tf.int64), tf.reduce_sum(x)[None])
-            return x + self.table.lookup(tf.zeros([1], tf.int64))
+            return x + tf.reshape(self.table.lookup(tf.zeros([1], tf.int64)), [1, 1])
 
     refused(private_model(model=plain_model(Counts())), "keeps state")
 

