@@ -1,4 +1,4 @@
-"""Microbatches by independent slots: equal to a slow reference, and twice as sensitive, not more."""
+"""Microbatches by independent slots: equal to a slow reference, and twice as sensitive."""
 
 import numpy as np
 import pytest

@@ -63,8 +63,7 @@ def slow_prior(history, decay, exponent):
             for p, s in zip(powers, shapes, strict=True)
         ]
     )
-    full = np.sqrt(priors.FLOOR**2 + (1 - priors.FLOOR**2) * full**2 / np.mean(full**2))
-    return full
+    return np.sqrt(priors.FLOOR**2 + (1 - priors.FLOOR**2) * full**2 / np.mean(full**2))
 
 
 @pytest.mark.parametrize(("decay", "exponent"), [(0.9, 0.25), (0.5, 0.5), (0.0, 1.0)])
@@ -174,9 +173,7 @@ def test_the_printed_form_is_algorithm_1(warm):
         velocity = 0.9 * velocity + 0.1 * g**2
         theta -= 0.01 * g / np.sqrt(velocity + 1e-7)
         prior = gamma * prior + (1 - gamma) * rows.mean(0) ** 2
-        sums = optimizer.clipping_set().clipped_sum(
-            [tf.constant(rows, tf.float32)], tf.ones([lot])
-        )
+        sums = optimizer.clipping_set().clipped_sum([tf.constant(rows, tf.float32)], tf.ones([lot]))
         optimizer.apply_private(sums, float(lot))
     np.testing.assert_allclose(variable.numpy(), theta, rtol=1e-4)
 

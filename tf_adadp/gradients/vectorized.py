@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_adadp.gradients import microbatch
 
-# XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a scalar
-# loop that takes twice as long.
+# XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a
+# scalar loop that takes twice as long.
 _ROWS_PER_SUM = 12
 
 
