@@ -80,17 +80,17 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Writes the epoch's steps ahead to the ledger file.
-
-        Counts the budget anew if another callback has restored a ledger since training began.
-        """
-        if self.model.ledger.steps != self._seen_steps:
-            self._check_budget()
+        """Writes the epoch's steps ahead to the ledger file."""
         if self.ledger_path is not None:
             ahead = PrivacyLedger.from_json(self.model.ledger.to_json())
             steps = self.params["steps"] + self.model.steps_per_execution
             ahead.add(self.model.step_event, steps, law=self.model.step_law, origin="write-ahead")
             ahead.save(self.ledger_path)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Counts the budget anew where another callback restored a ledger or charged it."""
+        if self.model.ledger.steps != self._seen_steps:
+            self._check_budget()
 
     def on_train_batch_end(self, batch, logs=None):
         """ε into the logs; stops if the next execution would exceed the budget."""

@@ -13,6 +13,7 @@ from keras.src.backend import compute_output_spec
 from tf_adadp import gradients, validation
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.optimizers.base import OPTIMIZERS_TAG
 from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
 
 _LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
@@ -76,7 +77,7 @@ class DPModel(keras.Model):
         self.model = model
         self.physical_batch_size = physical_batch_size
         self.gradient_engine = gradient_engine
-        self.ledger = PrivacyLedger()
+        self._ledger = PrivacyLedger()
         self._run = _Run()
         if model.built:
             self.built = True
@@ -91,9 +92,7 @@ class DPModel(keras.Model):
 
     def call(self, inputs, training=None):
         """The inner model's forward pass."""
-        if self.model._call_has_training_arg:
-            return self.model(inputs, training=training)
-        return self.model(inputs)
+        return self.model(inputs, training=training)
 
     def build(self, input_shape):
         """Nothing to make: the wrapper has no weights, and the inner model builds itself."""
@@ -316,7 +315,7 @@ class DPModel(keras.Model):
             self._check_unchanged()
             law, sampling = self._run.law, self._run.reproducible_sampling
             before = self._run.snapshot(self)
-            with self.optimizer.charged(self.ledger, law, steps, reproducible_sampling=sampling):
+            with self.optimizer.charged(self._ledger, law, steps, reproducible_sampling=sampling):
                 logs = run(iterator)
             self._run.warn_if_unmoved(self, before)
             return logs
@@ -350,6 +349,22 @@ class DPModel(keras.Model):
         return self.get_metrics_result()
 
     @property
+    def ledger(self):
+        """The `PrivacyLedger` of everything that was released about these weights.
+
+        One ledger for all DPModels that have a privately trained variable in common, frozen or not.
+        """
+        tagged = [v for v in self.weights if hasattr(v, "_tf_adadp_ledger")]
+        for variable in tagged:
+            other = variable._tf_adadp_ledger
+            if other is not self._ledger:
+                other.merge(self._ledger)
+                self._ledger = other
+        for variable in tagged:
+            variable._tf_adadp_ledger = self._ledger
+        return self._ledger
+
+    @property
     def step_law(self):
         """The sampling law of the running or last training."""
         return self._run.law
@@ -366,21 +381,22 @@ class DPModel(keras.Model):
             ValueError: where a release was not charged, or its sampling law or the history of the
                 weights is unknown.
         """
-        self._share_ledger()
-        if self.compiled:
-            if self.optimizer.uncharged_releases:
+        ledger = self.ledger
+        if not ledger.unknown_reasons:
+            uncharged = self._uncharged_releases()
+            if uncharged:
                 raise ValueError(
-                    _UNCHARGED.format(self.optimizer.uncharged_releases)
+                    _UNCHARGED.format(uncharged)
                     + ": call `model.optimizer.charge(model.ledger, law)` before every "
                     "`apply_private`, with the law that the lots were drawn by."
                 )
-            if int(self.optimizer.iterations) > self.ledger.steps:
+            if self.compiled and int(self.optimizer.iterations) > ledger.steps:
                 raise ValueError(
                     f"The optimizer took {int(self.optimizer.iterations)} steps, and the ledger "
-                    f"knows of {self.ledger.steps}: its state was restored without the ledger. "
+                    f"knows of {ledger.steps}: its state was restored without the ledger. "
                     "Restore with `load_weights` or `load_model`, which keep them together."
                 )
-        return self.ledger.epsilon(delta, accountant)
+        return ledger.epsilon(delta, accountant)
 
     def set_weights(self, weights):
         """Sets the weights; outside of `fit`, their history is unknown from then on.
@@ -418,6 +434,7 @@ class DPModel(keras.Model):
         except KeyError:
             self.ledger.mark_unknown(_NO_LEDGER)
         except ValueError as error:
+            self._run.ledger_loaded = True
             self.ledger.mark_unknown(f"the ledger of the loaded weights is damaged: {error}")
             raise
         self._run.ledger_loaded = True
@@ -532,21 +549,22 @@ class DPModel(keras.Model):
                 "sampling law that the running fit is charged by."
             )
 
+    def _uncharged_releases(self):
+        """Releases about these weights, by any private optimizer, that nobody charged."""
+        optimizers = {id(o): o for v in self.weights for o in getattr(v, OPTIMIZERS_TAG, ())}
+        return sum(o.uncharged_releases for o in optimizers.values())
+
     def _close_uncharged(self):
         """Puts releases that were not charged on record, where they would be forgotten."""
-        if self.compiled and self.optimizer.uncharged_releases:
-            self.ledger.mark_unknown(_UNCHARGED.format(self.optimizer.uncharged_releases))
+        uncharged = self._uncharged_releases()
+        if uncharged:
+            self.ledger.mark_unknown(_UNCHARGED.format(uncharged))
 
     def _share_ledger(self):
-        """One ledger for all DPModels whose trainable weights have a variable in common."""
-        variables = self.trainable_variables
-        others = [v._tf_adadp_ledger for v in variables if hasattr(v, "_tf_adadp_ledger")]
-        for other in others:
-            if other is not self.ledger:
-                other.merge(self.ledger)
-                self.ledger = other
-        for variable in variables:
-            variable._tf_adadp_ledger = self.ledger
+        """Lets every DPModel that has one of the trained variables find this ledger."""
+        ledger = self.ledger
+        for variable in self.trainable_variables:
+            variable._tf_adadp_ledger = ledger
 
     def _update_metrics(self, y, y_pred, sample_weight, mask, losses):
         """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""

@@ -33,8 +33,9 @@ def check_layers(model):
                 f"Layer {layer.name!r} is stateful: it carries one example's state into the next. "
                 "Use stateful=False."
             )
-        is_given, arguments = _GIVEN_STATE.get(type(layer), (lambda x: True, ""))
-        if not is_given(layer):
+        for kind, (is_given, arguments) in _GIVEN_STATE.items():
+            if not isinstance(layer, kind) or is_given(layer):
+                continue
             raise ValueError(
                 f"Layer {layer.name!r} is a {type(layer).__name__} without given {arguments}: what "
                 "`adapt` learns are raw statistics of its data, and they would be saved with the "

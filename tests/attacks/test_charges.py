@@ -231,3 +231,63 @@ def test_wrapping_a_trained_model_again_forgets_nothing():
     again = private_model(model=private.model)
     assert again.epsilon(DELTA) == private.epsilon(DELTA) > 0
     assert private_model(model=plain_model()).epsilon(DELTA) == 0.0
+
+
+# What a second round of attacks found.
+
+
+def test_a_frozen_trained_backbone_brings_its_ledger():
+    x, y = data()
+    backbone = keras.layers.Dense(8, "tanh")
+    first = private_model(model=plain_model(backbone))
+    first.fit(x, y, batch_size=30, verbose=0)
+    backbone.trainable = False
+    second = private_model(model=plain_model(backbone))
+    second.fit(x, y, batch_size=30, verbose=0)
+    assert second.ledger is first.ledger
+    assert second.ledger.steps == 8
+
+
+def test_a_wrapped_again_model_saves_the_ledger_it_shares(tmp_path):
+    x, y = data()
+    first = private_model()
+    first.fit(x, y, batch_size=30, verbose=0)
+    again = private_model(model=first.model)
+    again.save(tmp_path / "m.keras")
+    assert dp.load_model(tmp_path / "m.keras").epsilon(1e-3) == first.epsilon(1e-3) > 0
+
+
+def test_an_optimizer_that_is_not_the_compiled_one_is_seen():
+    x, y = data()
+    private = private_model()
+    private.predict(x[:1], verbose=0)
+    stranger = dp.DPSGD(0.1, noise_multiplier=1.0)
+    stranger.build(private.trainable_variables)
+    (lot,) = dp.PoissonLots(x, y, expected_size=30).take(1, 16)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    stranger.apply_private(
+        dp.clipped_sum(private.model, loss, lot, stranger, jit_compile=False), 30
+    )
+    for model in (private, dp.DPModel(private.model)):
+        with pytest.raises(ValueError, match="not charged"):
+            model.epsilon(1e-3)
+
+
+def test_a_restore_at_the_beginning_of_an_epoch_counts_against_the_budget(tmp_path):
+    x, y = data()
+    trained = private_model()
+    trained.fit(x, y, batch_size=30, epochs=5, verbose=0)
+    trained.save_weights(tmp_path / "w.weights.h5")
+
+    class Restores(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                self.model.load_weights(tmp_path / "w.weights.h5")
+
+    budget = dp.accounting.epsilon(1.0, 0.25, 22, 1e-3)
+    private = private_model()
+    callback = dp.PrivacyCallback(1e-3, max_epsilon=budget)
+    with pytest.raises(ValueError, match="leaves no room"):
+        private.fit(x, y, batch_size=30, epochs=9, verbose=0, callbacks=[callback, Restores()])
+    assert private.epsilon(1e-3) <= dp.accounting.epsilon(1.0, 0.25, 24, 1e-3)
+    assert private.ledger.steps == 24

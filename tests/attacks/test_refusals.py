@@ -270,3 +270,21 @@ def test_plain_models_stay_free():
     private.model.fit(x, y, verbose=0)
     assert private.epsilon(DELTA) == 0.0
     assert plain_model().count_params() == private.model.count_params()
+
+
+def test_arguments_cannot_be_deleted_and_laws_not_replaced():
+    optimizer = dp.DPSGD(noise_multiplier=1.0)
+    with pytest.raises(AttributeError, match="read-only"):
+        del optimizer.noise_multiplier
+    x, y = data()
+    lots = dp.PoissonLots(x, y, expected_size=30)
+    with pytest.raises(AttributeError):
+        lots.law = dp.accounting.PoissonSampling(10**6, 60)
+
+
+def test_subclasses_of_adapted_layers_are_refused():
+    class Mine(keras.layers.Normalization):
+        pass
+
+    with pytest.raises(ValueError, match="mean and variance"):
+        dp.DPModel(keras.Sequential([Mine()]))

@@ -16,7 +16,7 @@ OPTIMIZERS = {
     "adadp_local": lambda **k: dp.ADADP(0.05, clipping="local", warmup_steps=1, **k),
     "adan": lambda **k: dp.ADAN(0.5, warmup_steps=1, **k),
 }
-EPOCHS, LOT = 2, 30
+EPOCHS, LOT = 2, 60
 STEPS = EPOCHS * ROWS // LOT
 SIGMA = 0.5
 
@@ -54,18 +54,17 @@ def drawn_records():
     return drawn
 
 
-@pytest.mark.parametrize("name", ["dpsgd", "adadp"])
-def test_a_record_that_is_never_drawn(name):
+def test_a_record_that_is_never_drawn():
     x, y = data()
     drawn = drawn_records()
     absent = [i for i in range(ROWS) if i not in drawn]
     assert absent
     assert drawn
-    reference = run(OPTIMIZERS[name], x, y)
+    reference = run(OPTIMIZERS["adadp"], x, y)
     for record, equal in ((absent[0], True), (min(drawn), False)):
         other_x, other_y = x.copy(), y.copy()
         other_x[record], other_y[record] = -100.0, (y[record] + 1) % 3
-        other = run(OPTIMIZERS[name], other_x, other_y)
+        other = run(OPTIMIZERS["adadp"], other_x, other_y)
         if equal:
             assert_equal_bits(reference, other)
         else:  # so that the comparison can fail

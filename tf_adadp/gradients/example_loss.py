@@ -10,7 +10,10 @@ import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableInsert")
+_WRITES = (
+    "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
+    "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
+)  # fmt: skip
 _CALLS_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
@@ -123,7 +126,8 @@ def check_writes_no_state(example_loss, batch):
     def one_example(x, y, sample_weight, seeds):
         return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
 
-    graph = one_example.get_concrete_function(x, y, sample_weight, seeds).graph.as_graph_def()
+    traced = one_example.get_concrete_function(x, y, sample_weight, seeds).graph
+    graph = traced.as_graph_def()
     nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
     for node in nodes:
         if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
@@ -131,6 +135,14 @@ def check_writes_no_state(example_loss, batch):
                 f"The operation {node.name!r} ({node.op}) in a layer or in the loss keeps state or "
                 "calls Python: in training it would hold raw data and feed it to later lots. Keep "
                 "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
+            )
+    known = {id(v.value) for v in example_loss.model.variables}
+    for variable in traced.variables:
+        if variable.dtype.is_floating and id(variable) not in known:
+            raise ValueError(
+                f"The loss or a layer reads the variable {variable.name!r}, which is not the "
+                "model's: who else writes to it (a metric, an evaluation on training data) would "
+                "feed raw data to later lots. Use a constant."
             )
 
 

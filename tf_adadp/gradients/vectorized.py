@@ -5,6 +5,8 @@ the physical batch and time by the lot. Only the body of the loop is ever compil
 number of physical batches differs from lot to lot, and XLA compiles anew for every shape.
 """
 
+import math
+
 import tensorflow as tf
 
 from tf_adadp.gradients import microbatch
@@ -78,24 +80,22 @@ class VectorizedEngine:
             return sums, carry, losses, y_pred
 
         def body_of_groups(x, y, sample_weight, mask, slots, seeds, carry):
-            parts = []
-            for first in range(0, batch_size, _ROWS_PER_SUM):
-                rows = slice(first, first + _ROWS_PER_SUM)
-                group = tf.nest.map_structure(
-                    lambda t, rows=rows: None if t is None else t[rows],
-                    (x, y, sample_weight, mask, slots, seeds),
-                )
-                sums, carry, losses, y_pred = body_of_rows(*group, carry)
-                parts.append((sums, losses, y_pred))
-            sums = [tf.add_n(part) for part in zip(*(sums for sums, _, _ in parts), strict=True)]
-            losses, y_pred = tf.nest.map_structure(
-                lambda *rows: tf.concat(rows, 0), *((p[1], p[2]) for p in parts)
-            )
+            rows = (x, y, sample_weight, mask, slots, seeds)
+
+            def sums_of_group(*group):
+                sums, _, losses, y_pred = body_of_rows(*group, ())
+                return sums, (losses, y_pred)
+
+            sums, (losses, y_pred) = _sum_over_groups(sums_of_group, rows, batch_size)
             return sums, carry, losses, y_pred
 
         run = body_of_rows
         if self._jit_compile:
-            in_groups = isinstance(batch_size, int) and not tf.config.list_physical_devices("GPU")
+            in_groups = (
+                isinstance(batch_size, int)
+                and microbatch_size == 1
+                and not tf.config.list_physical_devices("GPU")
+            )
             run = tf.function(
                 body_of_groups if in_groups else body_of_rows, jit_compile=True, autograph=False
             )
@@ -177,9 +177,66 @@ class _RowSums:
         return sums
 
 
+def _sum_over_groups(function, rows, batch_size):
+    """Runs `function` on groups of at most `_ROWS_PER_SUM` rows, one group after the other.
+
+    Args:
+        function: rows of one group ↦ `(sums, outputs)`, lists or structures of tensors; outputs
+            have one row per row of the group.
+        rows: structure of tensors [batch_size, ...]; None leaves stay None.
+        batch_size: a Python int.
+
+    Returns:
+        The sums over all groups, and the outputs of all rows.
+    """
+    groups = math.ceil(batch_size / _ROWS_PER_SUM)
+    size = math.ceil(batch_size / groups)
+
+    def split(t):
+        if t is None:
+            return None
+        padding = [[0, groups * size - batch_size]] + [[0, 0]] * (t.shape.rank - 1)
+        return tf.reshape(tf.pad(t, padding), [groups, size, *t.shape[1:]])
+
+    rows = tf.nest.map_structure(split, rows)
+
+    def group(i):
+        return tf.nest.map_structure(lambda t: None if t is None else t[i], rows)
+
+    sums_spec, outputs_spec = _output_specs(
+        lambda i: function(*group(i)), tf.TensorSpec([], "int32")
+    )
+    flat_spec = tf.nest.flatten(outputs_spec)
+    arrays = [tf.TensorArray(s.dtype, groups, element_shape=s.shape) for s in flat_spec]
+
+    def body(i, sums, arrays):
+        new, outputs = function(*group(i))
+        arrays = [a.write(i, t) for a, t in zip(arrays, tf.nest.flatten(outputs), strict=True)]
+        return i + 1, [a + b for a, b in zip(sums, new, strict=True)], arrays
+
+    _, sums, arrays = tf.while_loop(
+        lambda i, *_: i < groups,
+        body,
+        (tf.constant(0), [tf.zeros(s.shape, s.dtype) for s in sums_spec], arrays),
+        maximum_iterations=groups,
+    )
+    flat = [
+        tf.reshape(a.stack(), [groups * size, *s.shape[1:]])[:batch_size]
+        for a, s in zip(arrays, flat_spec, strict=True)
+    ]
+    return sums, tf.nest.pack_sequence_as(outputs_spec, flat)
+
+
+def _output_specs(function, *arguments):
+    """The TensorSpecs of what a function of TensorSpecs returns, by tracing it."""
+    traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
+    return tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
+    )
+
+
 def _sequential_map(function, elements):
     """`tf.map_fn` with the output signature found by tracing the function once."""
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
-    outputs = tf.function(function, autograph=False).get_concrete_function(specs).structured_outputs
-    signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+    signature = _output_specs(function, specs)
     return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)

@@ -24,6 +24,7 @@ _READ_ONLY = {
     "prior_exponent",
     "local_clip_threshold",
 }
+OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 
 
@@ -122,6 +123,11 @@ class DPOptimizer:
             )
         super().__setattr__(name, value)
 
+    def __delattr__(self, name):
+        if name in _READ_ONLY:
+            raise AttributeError(f"{name} of a {type(self).__name__} is read-only.")
+        super().__delattr__(name)
+
     def _check_clip(self, l2_norm_clip):
         """The validated l2_norm_clip: a float, or a dict of floats where the method allows it."""
         bounds = l2_norm_clip.values() if isinstance(l2_norm_clip, dict) else [l2_norm_clip]
@@ -149,6 +155,8 @@ class DPOptimizer:
         super().build(variables)
         clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
         self._build_private(variables)
+        for variable in variables:
+            setattr(variable, OPTIMIZERS_TAG, (*getattr(variable, OPTIMIZERS_TAG, ()), self))
 
     def _build_private(self, variables):
         """Hook: creates what `clipping_set` depends on. Called once, after Keras's own state."""

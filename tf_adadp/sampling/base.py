@@ -26,14 +26,18 @@ class Lots(abc.ABC):
     public.
 
     Attributes:
-        law: the sampling law, an object of `tf_adadp.accounting`. What is charged comes from here.
         element_spec: `(x, y, sample_weight)` of `tf.TensorSpec`s of one batch, shape [None, ...].
     """
 
     def __init__(self, law, element_spec):
-        self.law = law
+        self._law = law
         self.element_spec = element_spec
         self._counter = StepCounter()
+
+    @property
+    def law(self):
+        """The sampling law, an object of `tf_adadp.accounting`. What is charged comes from here."""
+        return self._law
 
     @property
     def num_examples(self):
