@@ -102,7 +102,7 @@ def _element_spec(dataset):
     element = (*element, None)[:3]
     leaves = []
     for spec, name in zip(keras.tree.flatten(element), leaf_names(element), strict=True):
-        if spec is None or getattr(spec, "value_type", None) is type(None):
+        if spec is None or type(spec).__name__ == "NoneTensorSpec":
             leaves.append(None)
         elif not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             raise TypeError(
