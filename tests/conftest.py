@@ -1,4 +1,4 @@
-"""Test settings: two threads, no GPU needed, seeds reset before every test."""
+"""Test settings: quiet TensorFlow, helpers on the path, seeds reset before every test."""
 
 import os
 import pathlib
