@@ -266,7 +266,7 @@ def test_compile_arguments():
 def test_attention_without_xla_is_an_error_and_no_crash():
     x = keras.Input((4, 6))
     model = keras.Model(x, L.Dense(3)(L.Flatten()(L.MultiHeadAttention(2, 3)(x, x))))
-    private = private_model(model=model)
+    private = private_model(model=model, wrap={"gradient_engine": "vectorized"})
     refused(private, "attention layers need XLA", x=np.ones((ROWS, 4, 6), np.float32))
 
 

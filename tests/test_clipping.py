@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_adadp import clipping
+from tf_adadp import clipping, row_gradients
 
 SHAPES = ((), (7,), (9, 4), (3, 2, 5))
 NUM_SCALARS = sum(math.prod(s) for s in SHAPES)
@@ -331,11 +331,11 @@ def test_no_long_row_leaves_the_set(shape, jit):
 def test_a_compiler_keeps_the_levels_of_the_sum_apart():
     """Joined, they would be one long sum, with its error and four times its run time."""
     rows = tf.ones([2, 784_000])
-    total, terms = clipping._tree_sum(rows, (784, 1000))
+    total, terms = row_gradients._tree_sum(rows, (784, 1000))
     np.testing.assert_array_equal(total, [784_000] * 2)
     assert terms <= 5 * 32
 
-    compiled = tf.function(lambda r: clipping._tree_sum(r, (784, 1000))[0], jit_compile=True)
+    compiled = tf.function(lambda r: row_gradients._tree_sum(r, (784, 1000))[0], jit_compile=True)
     text = compiled.experimental_get_compiler_ir(rows)(stage="optimized_hlo")
     assert text.count(" reduce(") >= 4
     assert " reduce-window(" not in text

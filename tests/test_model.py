@@ -265,21 +265,21 @@ def test_state_is_never_updated_from_raw_data():
     np.testing.assert_array_equal(remembers.seen.numpy(), np.zeros(6))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_dropout_differs_between_examples_and_steps(jit_compile):
+@pytest.mark.parametrize(
+    "gradient_engine, jit_compile", [("vectorized", False), ("vectorized", True), ("ghost", False)]
+)
+def test_dropout_differs_between_examples_and_steps(gradient_engine, jit_compile):
     """The input is 1, so that a gradient shows its example's mask."""
     from tf_adadp import clipping
     from tf_adadp.gradients import make_engine
+    from tf_adadp.row_gradients import as_rows
     from tf_adadp.sampling import make_lot
 
     class Keep(clipping.L2Ball):
-        rows = None
-
         def clipped_sum(self, grads, mask):
-            if grads[0].shape[0] == 12:
-                weights = tf.range(1.0, 13.0)
-                return [tf.tensordot(weights, tf.cast(g != 0, tf.float32), 1) for g in grads]
-            return super().clipped_sum(grads, mask)
+            rows = [as_rows(g).materialize() for g in grads]
+            weights = mask * tf.range(1.0, tf.cast(tf.shape(mask)[0], tf.float32) + 1.0)
+            return [tf.tensordot(weights, tf.cast(g != 0, tf.float32), 1) for g in rows]
 
     model = keras.Sequential([keras.Input((40,)), L.Dropout(0.5), L.Dense(1, use_bias=False)])
     x = np.ones((12, 40), np.float32)
@@ -292,7 +292,14 @@ def test_dropout_differs_between_examples_and_steps(jit_compile):
 
     loss = CompileLoss(Output())
     loss.build(x, model(x))
-    engine = make_engine(model, loss, jit_compile=jit_compile)
+    spec = tf.TensorSpec((None, 40), tf.float32)
+    engine, _ = make_engine(
+        model,
+        loss,
+        jit_compile=jit_compile,
+        gradient_engine=gradient_engine,
+        element_spec=(spec, spec, None),
+    )
     lot = make_lot(x, x, physical_batch_size=12)
 
     def kept(step):

@@ -18,14 +18,10 @@ float32 margin on the safe side; replace-one neighbours double the sensitivity, 
 | `Normalized` | ‖v‖₂ < 1 | σ* |
 | `Switch` | one of two sets | that set's |
 
-**Float32.** A norm of n float32 terms is off by up to n·2⁻²⁴ when they are added in a row, as a
-compiled inner product does: 1 % was seen at 784,000 terms, and a "clipped" vector is then 1 % too
-long. Here squares are added in a tree of blocks of at most 32 terms, so that the error is at most
-(Σ block sizes)/2·2⁻²⁴ whatever order a device adds in, and each vector is clipped by that upper
-bound of its norm: for 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound, and ‖v/s‖₂ never
-passes 1/σ*. Norms and sums are never matrix products: on some devices those round their inputs to
-10 or 7 bits. What is left is the rounding of the float32 sum over examples, which no choice of K
-covers.
+**Float32.** Each vector is clipped by an upper bound of its norm (see `row_gradients`): for
+materialised gradients of 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound, and ‖v/s‖₂
+never passes 1/σ*. What is left is the rounding of the float32 sum over examples, which no choice of
+K covers.
 """
 
 import abc
@@ -34,15 +30,18 @@ import numbers
 
 import tensorflow as tf
 
-_ROUNDOFF = 2.0**-24
+from tf_adadp.row_gradients import (
+    ROUNDOFF,
+    SMALLEST_SCALE,
+    AxisScales,
+    as_rows,
+    sum_of_squares,
+)
+
 # Squares of entries below 1e-19 are lost to underflow; above this bound they cannot matter.
 _SMALLEST_BOUND, _LARGEST_BOUND = 1e-10, 1e10
-# Scales and box bounds below this count as zero: their reciprocals would overflow.
-_SMALLEST_SCALE = 2.0**-100
 # A smaller share of the largest weight is raised to this: its noise would be without bound.
 _SMALLEST_WEIGHT = 1e-6
-# More terms in one block, and XLA's CPU compiler splits the loop again and runs four times slower.
-_LARGEST_BLOCK = 32
 
 
 class ClippingSet(abc.ABC):
@@ -71,7 +70,8 @@ class ClippingSet(abc.ABC):
         """Clips each row into K.
 
         Args:
-            grads: list of tensors [B, *shape_v] of any float dtype, one per variable.
+            grads: list of tensors [B, *shape_v] of any float dtype, or of `RowGradients`, one per
+                variable.
 
         Returns:
             list of float32 tensors [B, *shape_v]. The terms of `clipped_sum`: a readable form for
@@ -83,7 +83,8 @@ class ClippingSet(abc.ABC):
         """Sums the clipped rows.
 
         Args:
-            grads: list of tensors [B, *shape_v] of any float dtype, one per variable; B may be 0.
+            grads: list of tensors [B, *shape_v] of any float dtype, or of `RowGradients`, one per
+                variable; B may be 0.
             mask: float32 [B], multiplies each CLIPPED row: 1 for a real row, 0 for padding. Values
                 outside [0, 1], NaN included, are pulled in: a larger one would be a sensitivity.
 
@@ -110,40 +111,49 @@ class ClippingSet(abc.ABC):
 
 
 class _ScaledRows(ClippingSet):
-    """A set whose clip is: row ↦ unit ∘ (vector / divisor), the divisor from the row's norms."""
+    """A set whose clip is: row ↦ (row − a) / divisor, the divisor from the row's norms."""
 
     @abc.abstractmethod
-    def _scaled(self, grads):
-        """Of float32 gradients, returns (vectors, ok, divisors, units).
+    def _divisors(self, squares):
+        """Of per-variable squared norms [B] (upper bounds), one divisor [B] per variable."""
 
-        Per variable a vector [B, *shape_v], a divisor [B] and None or a unit that broadcasts to
-        shape_v; ok [B] says which rows are finite.
-        """
+    def _axis_scales(self, num_variables):
+        """Per variable the metric of the norms, an `AxisScales` or None."""
+        return [None] * num_variables
 
     def clip(self, grads):
-        return [
-            rows if unit is None else rows * unit for rows, unit in self._weighted_rows(grads, 1.0)
-        ]
+        grads = [as_rows(g).materialize() for g in grads]
+        weights, _ = self._weights_and_sums(grads, 1.0)
+        clipped = []
+        for g, weight, axis_scales in zip(
+            grads, weights, self._axis_scales(len(grads)), strict=True
+        ):
+            rows = tf.cast(g, tf.float32)
+            weight = tf.reshape(weight, [-1] + [1] * (rows.shape.rank - 1))
+            if axis_scales is not None:
+                if axis_scales.center is not None:
+                    rows -= axis_scales.center
+                rows = rows * axis_scales.inverse * axis_scales.scale
+            clipped.append(tf.where(weight > 0.0, rows, 0.0) * weight)
+        return clipped
 
     def clipped_sum(self, grads, mask):
-        mask = tf.cast(mask, tf.float32)
-        mask = tf.where(mask > 0.0, tf.minimum(mask, 1.0), 0.0)
-        sums = []
-        for rows, unit in self._weighted_rows(grads, mask):
-            # Not a matrix product with the weights: that may round its inputs, see above.
-            total = tf.reduce_sum(rows, axis=0)
-            sums.append(total if unit is None else total * unit)
-        return sums
+        weights, sums = self._weights_and_sums(grads, _clean(mask))
+        return [weighted_sum(w) for w, weighted_sum in zip(weights, sums, strict=True)]
 
-    def _weighted_rows(self, grads, mask):
-        vectors, ok, divisors, units = self._scaled(_float32(grads))
-        for vector, divisor, unit in zip(vectors, divisors, units, strict=True):
-            # The quotient comes last: XLA stores the results of divisions, and would work out
-            # anything cheaper again for every entry of every row.
-            weight = tf.where(ok, mask, 0.0) / tf.where(ok, divisor, 1.0)
-            weight = tf.reshape(weight, [-1] + [1] * (vector.shape.rank - 1))
-            # 0·NaN is NaN, so bad rows go before the product.
-            yield tf.where(weight > 0.0, vector, 0.0) * weight, unit
+    def _weights_and_sums(self, grads, mask):
+        """mask/divisor (0 for a row that is not finite), and functions that sum weighted rows."""
+        scales = self._axis_scales(len(grads))
+        measured = [as_rows(g).measure(s) for g, s in zip(grads, scales, strict=True)]
+        squares = [square for square, _ in measured]
+        ok = tf.math.is_finite(tf.add_n(squares))
+        # The quotient comes last: XLA stores the results of divisions, and would work out anything
+        # cheaper again for every entry of every row.
+        weights = [
+            tf.where(ok, mask, 0.0) / tf.where(ok, divisor, 1.0)
+            for divisor in self._divisors(squares)
+        ]
+        return weights, [weighted_sum for _, weighted_sum in measured]
 
 
 class L2Ball(_ScaledRows):
@@ -159,10 +169,8 @@ class L2Ball(_ScaledRows):
     def __init__(self, l2_norm_clip):
         self._l2_norm_clip = _bound("l2_norm_clip", l2_norm_clip)
 
-    def _scaled(self, grads):
-        squares, slack = _squared_norms(grads)
-        divisor = tf.maximum(_upper_norm(squares, slack) / self._l2_norm_clip, 1.0)
-        return grads, tf.math.is_finite(squares), [divisor] * len(grads), [None] * len(grads)
+    def _divisors(self, squares):
+        return [tf.maximum(_upper_norm(squares) / self._l2_norm_clip, 1.0)] * len(squares)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """σ*·C for each variable."""
@@ -194,17 +202,13 @@ class LayerBalls(_ScaledRows):
             raise ValueError(f"allocation={allocation!r}: give 'global' or 'proportional'.")
         self._allocation = allocation
 
-    def _scaled(self, grads):
-        _check_length("groups", self._groups, len(grads))
-        totals, divisors = [], []
+    def _divisors(self, squares):
+        _check_length("groups", self._groups, len(squares))
+        divisors = []
         for group, bound in enumerate(self._bounds):
-            squares, slack = _squared_norms(
-                [g for g, member_of in zip(grads, self._groups, strict=True) if member_of == group]
-            )
-            totals.append(squares)
-            divisors.append(tf.maximum(_upper_norm(squares, slack) / bound, 1.0))
-        ok = tf.math.is_finite(tf.add_n(totals))
-        return grads, ok, [divisors[group] for group in self._groups], [None] * len(grads)
+            members = [s for s, of in zip(squares, self._groups, strict=True) if of == group]
+            divisors.append(tf.maximum(_upper_norm(members) / bound, 1.0))
+        return [divisors[group] for group in self._groups]
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """One scalar per variable, see `allocation`."""
@@ -215,7 +219,7 @@ class LayerBalls(_ScaledRows):
         return [_times(noise_multiplier, root * self._bounds[group]) for group in self._groups]
 
 
-class Box(_ScaledRows):
+class Box(ClippingSet):
     """abs(v_i) ≤ c_i for each coordinate: v_i = max(−c_i, min(c_i, g_i)).
 
     The noise is s_i = σ*·t_i·√(Σ_j (c_j/t_j)²) for a shape t of choice, sums over the m coordinates
@@ -251,19 +255,34 @@ class Box(_ScaledRows):
             )
         self._allocation = allocation
 
-    def _scaled(self, grads):
+    def clip(self, grads):
+        """The rows clipped coordinate by coordinate."""
+        rows, ok = self._checked(grads)
+        clipped = []
+        for r, c in zip(rows, self._bounds, strict=True):
+            g = r.materialize()
+            keep = tf.reshape(ok, [-1] + [1] * (g.shape.rank - 1))
+            clipped.append(tf.where(keep, tf.clip_by_value(g, -c, c), 0.0))
+        return clipped
+
+    def clipped_sum(self, grads, mask):
+        """The sum of the rows clipped coordinate by coordinate."""
+        rows, ok = self._checked(grads)
+        weights = tf.where(ok, _clean(mask), 0.0)
+        return [r.clipped_sum(c, weights) for r, c in zip(rows, self._bounds, strict=True)]
+
+    def _checked(self, grads):
+        """The rows, and which of them are finite in all variables."""
         _check_length("bounds", self._bounds, len(grads))
-        for c, grad in zip(self._bounds, grads, strict=True):
-            if tuple(c.shape) != tuple(grad.shape[1:]):
+        rows = [as_rows(g) for g in grads]
+        for c, r in zip(self._bounds, rows, strict=True):
+            if tuple(c.shape) != r.shape:
                 # A bound that stood for several coordinates would be counted once in the noise.
                 raise ValueError(
-                    f"bounds of shape {tuple(c.shape)} for a variable of shape "
-                    f"{tuple(grad.shape[1:])}: give one bound per coordinate."
+                    f"bounds of shape {tuple(c.shape)} for a variable of shape {r.shape}: give one "
+                    "bound per coordinate."
                 )
-        squares, _ = _squared_norms(grads)
-        vectors = [tf.clip_by_value(g, -c, c) for g, c in zip(grads, self._bounds, strict=True)]
-        ones = [tf.ones_like(squares)] * len(grads)
-        return vectors, tf.math.is_finite(squares), ones, [None] * len(grads)
+        return rows, tf.math.is_finite(tf.add_n([r.measure()[0] for r in rows]))
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """One tensor of the variable's shape each, see `allocation`."""
@@ -272,8 +291,8 @@ class Box(_ScaledRows):
         ratios = [
             tf.math.divide_no_nan(c, t)[None] for c, t in zip(self._bounds, shape, strict=True)
         ]
-        norm = _upper_norm(*_squared_norms(ratios))
-        return [_times(noise_multiplier, norm[0]) * t for t in shape]
+        norm = _upper_norm([sum_of_squares(r)[0] for r in ratios])
+        return [_times(noise_multiplier, norm) * t for t in shape]
 
     def _noise_shape(self):
         if self._weights is None:
@@ -300,38 +319,27 @@ class Ellipsoid(_ScaledRows):
     """
 
     def __init__(self, scales, center=None):
-        self._scales = tuple(_without_tiny(b) for b in scales)
-        # Here and not where it is used: a compiled body would divide again for every row.
-        self._inverse_scales = tuple(tf.math.reciprocal_no_nan(b) for b in self._scales)
-        self._center = None
-        if center is not None:
-            self._center = tuple(tf.cast(a, tf.float32) for a in center)
-            _check_length("center", self._center, len(self._scales))
+        center = [None] * len(scales) if center is None else center
+        _check_length("center", center, len(scales))
+        self._blocks = tuple(AxisScales(b, a) for b, a in zip(scales, center, strict=True))
 
     @property
     def center(self):
         """The tensors a, or None."""
-        return None if self._center is None else list(self._center)
+        centers = [block.center for block in self._blocks]
+        return None if any(a is None for a in centers) else centers
 
-    def _scaled(self, grads):
-        _check_length("scales", self._scales, len(grads))
-        centers = [None] * len(grads) if self._center is None else self._center
-        ratios = []
-        for grad, inverse, a in zip(grads, self._inverse_scales, centers, strict=True):
-            _check_broadcasts("scales", inverse, grad)
-            if a is not None:
-                _check_broadcasts("center", a, grad)
-                grad -= a
-            # Where b = 0 the inverse is 0, and a NaN still reaches the norm and drops its row.
-            ratios.append(grad * inverse)
-        squares, slack = _squared_norms(ratios)
-        divisor = tf.maximum(_upper_norm(squares, slack), 1.0)
-        return ratios, tf.math.is_finite(squares), [divisor] * len(grads), self._scales
+    def _axis_scales(self, num_variables):
+        _check_length("scales", self._blocks, num_variables)
+        return self._blocks
+
+    def _divisors(self, squares):
+        return [tf.maximum(_upper_norm(squares), 1.0)] * len(squares)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """σ*·b, of the shapes of `scales`."""
-        _check_length("scales", self._scales, num_variables)
-        return [_times(noise_multiplier, b) for b in self._scales]
+        _check_length("scales", self._blocks, num_variables)
+        return [_times(noise_multiplier, block.scale) for block in self._blocks]
 
 
 class Normalized(_ScaledRows):
@@ -346,10 +354,8 @@ class Normalized(_ScaledRows):
     def __init__(self, gamma=0.01):
         self._gamma = _bound("gamma", gamma)
 
-    def _scaled(self, grads):
-        squares, slack = _squared_norms(grads)
-        divisor = _upper_norm(squares, slack) + self._gamma
-        return grads, tf.math.is_finite(squares), [divisor] * len(grads), [None] * len(grads)
+    def _divisors(self, squares):
+        return [_upper_norm(squares) + self._gamma] * len(squares)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """σ* for each variable."""
@@ -461,79 +467,22 @@ def _check_length(name, values, num_variables):
         raise ValueError(f"{name} is for {len(values)} variables: got {num_variables}.")
 
 
-def _check_broadcasts(name, value, grad):
-    shape = grad.shape[1:]
-    if tf.broadcast_static_shape(value.shape, shape) != shape:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} for a variable of shape {tuple(shape)}: give "
-            "a tensor that broadcasts to it."
-        )
-
-
 def _without_tiny(values):
     values = tf.cast(values, tf.float32)
-    return tf.where(values < _SMALLEST_SCALE, 0.0, values)
+    return tf.where(values < SMALLEST_SCALE, 0.0, values)
 
 
 def _times(noise_multiplier, scale):
     return tf.cast(noise_multiplier, tf.float32) * scale
 
 
-def _float32(grads):
-    for grad in grads:
-        if not grad.shape[1:].is_fully_defined():
-            raise ValueError(
-                f"grads has a tensor of shape {grad.shape}: all but the first axis must be static."
-            )
-    return [tf.cast(grad, tf.float32) for grad in grads]
+def _clean(mask):
+    """The mask with everything outside [0, 1] pulled in: a larger one would be a sensitivity."""
+    mask = tf.cast(mask, tf.float32)
+    return tf.where(mask > 0.0, tf.minimum(mask, 1.0), 0.0)
 
 
-def _squared_norms(grads):
-    """Each row's sum of squares over all variables, and the relative error its root may have."""
-    totals, terms = [], 0
-    for grad in grads:
-        # Not -1 for the number of entries: it cannot be told from an empty batch.
-        rows = tf.reshape(grad, [tf.shape(grad)[0], grad.shape[1:].num_elements()])
-        total, blocks = _tree_sum(tf.square(rows), tuple(grad.shape[1:]))
-        totals.append(total)
-        terms = max(terms, blocks)
-    # Halved by the root. The 8 are the roundings of square, root, bound, quotient and product.
-    return tf.add_n(totals), ((terms + len(grads)) / 2 + 8) * _ROUNDOFF
-
-
-def _tree_sum(rows, shape):
-    """Row sums of non-negative [B, n] in blocks, and the sum of the block sizes."""
-    size, terms = rows.shape[1], 0
-    while size > 1:
-        block = _block_size(size, shape[0] if shape and not terms else 1)
-        if size % block:
-            rows = tf.pad(rows, [[0, 0], [0, -size % block]])
-        size = -(-size // block)
-        if not terms:
-            # Over a middle axis, so that whole vectors are added: that is the work of the sum.
-            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], block, size]), axis=1)
-        else:
-            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], size, block]), axis=2)
-        # Changes nothing (NaN stays NaN), but keeps XLA from joining two levels into one long sum.
-        rows = tf.abs(rows)
-        terms += block
-    return tf.reduce_sum(rows, axis=1), terms
-
-
-def _block_size(size, lead):
-    """A divisor of `size` up to 32, or 32 (to be padded) where the divisors are small.
-
-    Divisors of the leading axis come first: then a block is a slice of the variable, and a compiler
-    can form the gradient inside the sum without storing it.
-    """
-    if size <= _LARGEST_BLOCK:
-        return size
-    for number in (lead, size):
-        for block in range(_LARGEST_BLOCK, 7, -1):
-            if number % block == 0:
-                return block
-    return _LARGEST_BLOCK
-
-
-def _upper_norm(squares, slack):
-    return tf.sqrt(squares) * (1.0 + slack)
+def _upper_norm(squares):
+    """An upper bound of the norm over several variables, from upper bounds of their squares."""
+    # The 8 are the roundings of the root, bound, quotient and product that follow.
+    return tf.sqrt(tf.add_n(squares)) * (1.0 + (len(squares) / 2 + 8) * ROUNDOFF)

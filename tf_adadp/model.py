@@ -19,6 +19,7 @@ from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
 _LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
+_PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
 _UNCHARGED = "{} releases of the optimizer were not charged"
 _NO_LEDGER = (
     "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
@@ -46,8 +47,11 @@ class DPModel(keras.Model):
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
         physical_batch_size: how many examples are worked on at once; sets memory, not privacy. By
-            default up to 64, fewer for models whose per-example gradients are large.
-        gradient_engine: "auto" or "vectorized".
+            default as many as a memory bound allows, see `gradient_plan`.
+        gradient_engine: "ghost": norms and clipped sums without per-example gradients, at nearly
+            the cost of ordinary training; "vectorized": per-example gradients by
+            `tf.vectorized_map`; "auto": "ghost" wherever it can follow the model. Both give the
+            same sums, up to rounding.
 
     Raises:
         ValueError: where a layer mixes examples or keeps statistics of raw data.
@@ -67,9 +71,9 @@ class DPModel(keras.Model):
                 f"physical_batch_size={physical_batch_size!r}: give an integer of at least 1, or "
                 "None to have it chosen."
             )
-        if gradient_engine not in ("auto", "vectorized"):
+        if gradient_engine not in ("auto", "ghost", "vectorized"):
             raise ValueError(
-                f'gradient_engine={gradient_engine!r}: give one of "auto", "vectorized".'
+                f'gradient_engine={gradient_engine!r}: give "auto", "ghost" or "vectorized".'
             )
         validation.check_layers(model)
         validation.check_overrides(model)
@@ -348,6 +352,41 @@ class DPModel(keras.Model):
         self._loss_tracker.update_state(mean_loss, sample_weight=count)
         return self.get_metrics_result()
 
+    def gradient_plan(self):
+        """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
+
+        Per weight: the layer's rule, the form in which norms are found, multiplications and floats
+        per example; and which engine was chosen, and why. Known once the model has met data: after
+        `fit` or `train_on_batch` began, or, for models with known inputs, after `compile`.
+
+        Raises:
+            ValueError: where the model is not compiled, or nothing tells the form of its inputs.
+        """
+        self._assert_compile_called("gradient_plan")
+        if self._run.plan is None:
+            inputs = getattr(self.model, "inputs", None)
+            if not inputs:
+                raise ValueError(
+                    "gradient_plan: the form of the inputs of this model is not known yet; call "
+                    "it after training has begun."
+                )
+            spec = tf.nest.map_structure(
+                lambda t: tf.TensorSpec(t.shape, t.dtype), self.model._inputs_struct
+            )
+            # Forms depend on the layers alone; a loss needs labels, whose form is not known yet.
+            _, plan = gradients.make_engine(
+                self.model,
+                None,
+                jit_compile=self._engine_jit(),
+                gradient_engine=self.gradient_engine,
+                element_spec=(spec, None, None),
+                microbatch_size=self.optimizer.microbatch_size,
+            )
+        else:
+            plan = self._run.plan
+        print(plan)
+        return plan
+
     @property
     def ledger(self):
         """The `PrivacyLedger` of everything that was released about these weights.
@@ -513,8 +552,14 @@ class DPModel(keras.Model):
         validation.check_metric_names(self.get_metrics_result())
         # Also where it was built before: it must have been for these very variables.
         self.optimizer.build(self.trainable_variables)
-        engine = gradients.make_engine(
-            self.model, self._compile_loss, jit_compile=self._engine_jit()
+        engine, self._run.plan = gradients.make_engine(
+            self.model,
+            self._compile_loss,
+            jit_compile=self._engine_jit(),
+            gradient_engine=self.gradient_engine,
+            element_spec=element_spec,
+            microbatch_size=self.optimizer.microbatch_size,
+            max_rows=self.physical_batch_size,
         )
         example = tf.nest.map_structure(
             lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
@@ -527,9 +572,17 @@ class DPModel(keras.Model):
         return False if self.run_eagerly else self._body_jit_compile
 
     def _physical_batch_size(self, expected_size):
-        """B: given, or what fits the memory bound, and no larger than a typical lot."""
-        if self.physical_batch_size is not None:
-            return self.physical_batch_size
+        """B: rows of a lot come in multiples of it.
+
+        For the plain engine: given, or what fits the memory bound, and no larger than a typical
+        lot. The ghost engine puts as many together as it works on at once; a small divisor of that
+        wastes fewer rows on padding.
+        """
+        given = self.physical_batch_size
+        if self._run.engine.joins_batches:
+            return next(d for d in range(_PADDING, 0, -1) if given is None or given % d == 0)
+        if given is not None:
+            return given
         scalars = sum(math.prod(v.shape) for v in self.trainable_variables)
         fits = max(1, _PER_EXAMPLE_BYTES // (4 * max(1, scalars)))
         return int(min(fits, _MAX_PHYSICAL_BATCH, math.ceil(expected_size)))
@@ -582,6 +635,7 @@ class _Run:
 
     def __init__(self):
         self.engine = None
+        self.plan = None
         self.y_pred = None
         self.optimizer = None
         self.trainable_state = {}

@@ -1,6 +1,6 @@
-"""Compares the engine's clipped sum with a Python loop over single examples, for one model.
+"""Compares both engines' clipped sums with a Python loop over single examples, for one model.
 
-Run as `python zoo.py NAME`; prints the largest relative error as JSON. Every model has a process of
+Run as `python zoo.py NAME`; prints the largest relative errors as JSON. Every model has a process of
 its own, since a model that TensorFlow cannot vectorise may take the process with it.
 """
 
@@ -181,18 +181,33 @@ def main(name):
         loss = {k: keras.losses.MeanSquaredError() if v == "mse" else v for k, v in loss.items()}
     compile_loss = CompileLoss(loss)
     compile_loss.build(y, model(x))
-    before = [v.numpy() for v in model.non_trainable_variables]
-    # XLA draws another stream from the same seed, so the masks of dropout are compared without it.
-    engine = make_engine(model, compile_loss, jit_compile=False if name == "dropout" else "auto")
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     clip_norm = 0.7
-    run = tf.function(lambda lot: engine.clipped_sum(lot, clipping.L2Ball(clip_norm), SEED))
-    sums, _ = run(make_lot(x, y, physical_batch_size=BATCH))
-    for a, v in zip(before, model.non_trainable_variables, strict=True):
-        np.testing.assert_array_equal(a, v.numpy())
     expected = reference(model, loss, x, y, clip_norm)
     scale = np.sqrt(sum((e**2).sum() for e in expected))
-    error = max(np.abs(s - e).max() for s, e in zip(sums, expected, strict=True)) / scale
-    print(json.dumps({"error": float(error), "norm": float(scale)}))
+    before = [v.numpy() for v in model.non_trainable_variables]
+    errors = {}
+    for gradient_engine in ("vectorized", "ghost"):
+        if (name, gradient_engine) == ("dropout", "ghost"):
+            continue  # it draws other masks, by design
+        engine, _ = make_engine(
+            model,
+            compile_loss,
+            # XLA draws another stream from the same seed: masks are compared without it.
+            jit_compile=False if name == "dropout" else "auto",
+            gradient_engine=gradient_engine,
+            element_spec=(*spec, None),
+            max_rows=8,
+        )
+        run = tf.function(
+            lambda lot, e=engine: e.clipped_sum(lot, clipping.L2Ball(clip_norm), SEED)
+        )
+        sums, _ = run(make_lot(x, y, physical_batch_size=BATCH))
+        for a, v in zip(before, model.non_trainable_variables, strict=True):
+            np.testing.assert_array_equal(a, v.numpy())
+        apart = max(np.abs(s - e).max() for s, e in zip(sums, expected, strict=True))
+        errors[gradient_engine] = float(apart / scale)
+    print(json.dumps({"errors": errors, "norm": float(scale)}))
 
 
 if __name__ == "__main__":

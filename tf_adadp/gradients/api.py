@@ -1,14 +1,19 @@
 """Choice of the engine for a model, and the clipped sum for custom loops."""
 
+import math
+
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
+from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_loss import ExampleLoss, check_writes_no_state
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
 FLOAT16_LOSS_SCALE = 1024.0
+_CHUNK_BYTES = 32 * 2**20  # what the ghost engine may hold for norms and sums by default
+_LARGEST_CHUNK = 1024
 
 _ATTENTION = (
     keras.layers.Attention,
@@ -32,17 +37,75 @@ _SLOW_UNDER_XLA = (
 )
 
 
-def make_engine(model, loss, *, jit_compile="auto"):
-    """The plain engine with the settings that suit a model.
+def make_engine(
+    model,
+    loss,
+    *,
+    jit_compile="auto",
+    gradient_engine="auto",
+    element_spec=None,
+    microbatch_size=1,
+    max_rows=None,
+):
+    """The engine that suits a model, and why.
 
     Args:
         model: a built `keras.Model`.
         loss: a built Keras `CompileLoss`, or None.
-        jit_compile: whether XLA compiles the work on a physical batch. "auto": yes for models of
-            dense layers and wherever there is attention, no for convolutional and recurrent ones,
-            which XLA runs slower on a CPU (measured by `benchmarks/step_time.py`).
+        jit_compile: whether XLA compiles the work on a physical batch. "auto": never for the ghost
+            engine; for the plain one, for models of dense layers and wherever there is attention,
+            not for convolutional and recurrent ones, which XLA runs slower on a CPU (measured by
+            `benchmarks/step_time.py`).
+        gradient_engine: "ghost", "vectorized" (the plain engine), or "auto": ghost wherever it can
+            follow the model.
+        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch; without it the plain
+            engine is the choice of "auto".
+        microbatch_size: more than 1 needs the plain engine.
+        max_rows: how many examples the ghost engine works on at once; None to let it choose.
+
+    Returns:
+        `(engine, plan)`, plan a `GradientPlan`.
+
+    Raises:
+        ValueError: gradient_engine="ghost" and the ghost engine cannot follow the model; attention
+            in the plain engine with jit_compile=False.
     """
     layers = list(model._flatten_layers())
+    scaled = any(layer.compute_dtype == "float16" for layer in layers)
+    options = {
+        "sequential": _has_masked_recurrence(layers),
+        "loss_scale": FLOAT16_LOSS_SCALE if scaled else 1.0,
+    }
+    example_loss = ExampleLoss(model, loss)
+    num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
+    reason = "as asked for"
+    if gradient_engine != "vectorized":
+        try:
+            if microbatch_size > 1:
+                raise ghost.CannotFollow(f"microbatch_size={microbatch_size}")
+            if element_spec is None:
+                raise ghost.CannotFollow("the form of the data is not known")
+            ghost_pass = ghost.GhostPass(example_loss, **options)
+            planned = ghost.probe(ghost_pass, element_spec)
+            _check_mapped_attention(ghost_pass, planned, jit_compile)
+            if gradient_engine == "auto":
+                reason = "it can follow every layer"
+            plan = ghost.GradientPlan("ghost", reason, planned, num_scalars)
+            engine = ghost.GhostEngine(
+                ghost_pass,
+                jit_compile=jit_compile is True,
+                max_rows=max_rows or _rows_that_fit(plan.floats_per_example),
+            )
+            return engine, plan
+        except ghost.CannotFollow as cannot:
+            reason = str(cannot)
+            if gradient_engine == "ghost":
+                raise ValueError(
+                    f'gradient_engine="ghost": {reason}. Use "auto" or "vectorized"; a layer that '
+                    "the ghost engine does not know can be given a rule, see "
+                    "`tf_adadp.gradients.ghost.register`."
+                ) from None
+    plan = ghost.GradientPlan("vectorized", reason, (), num_scalars)
     has_attention = any(isinstance(layer, _ATTENTION) for layer in layers)
     if jit_compile == "auto":
         jit_compile = has_attention or _compiles_well(layers)
@@ -52,13 +115,25 @@ def make_engine(model, loss, *, jit_compile="auto"):
             "jit_compile=False: attention layers need XLA inside tf.vectorized_map on this "
             'TensorFlow. Compile with jit_compile="auto" or True.'
         )
-    scaled = any(layer.compute_dtype == "float16" for layer in layers)
-    return VectorizedEngine(
-        ExampleLoss(model, loss),
-        jit_compile=bool(jit_compile),
-        sequential=_has_masked_recurrence(layers),
-        loss_scale=FLOAT16_LOSS_SCALE if scaled else 1.0,
-    )
+    return VectorizedEngine(example_loss, jit_compile=bool(jit_compile), **options), plan
+
+
+def _check_mapped_attention(ghost_pass, planned, jit_compile):
+    """Attention inside of a mapped layer would end the process without XLA."""
+    mapped = {g.layer for g in planned if g.rule == "map"}
+    for layer in ghost_pass.layers:
+        parts = layer._flatten_layers()
+        if layer.name in mapped and any(isinstance(part, _ATTENTION) for part in parts):
+            if jit_compile is not True:
+                raise ghost.CannotFollow(
+                    f"the layer {layer.name!r} has no rule and attention in it"
+                )
+
+
+def _rows_that_fit(floats_per_example):
+    """How many examples to work on at once by default."""
+    rows = _CHUNK_BYTES // (4 * max(1, floats_per_example))
+    return int(min(max(rows, 16), _LARGEST_CHUNK))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -70,6 +145,7 @@ def clipped_sum(
     *,
     expected_lot_size=None,
     jit_compile="auto",
+    gradient_engine="auto",
 ):
     """The clipped sum of per-example gradients of one lot, for custom training loops.
 
@@ -83,6 +159,7 @@ def clipped_sum(
         optimizer: a private optimizer, built on `model.trainable_variables`.
         expected_lot_size: L; needed where the optimizer's microbatch_size is above 1.
         jit_compile: as in `DPModel.compile`.
+        gradient_engine: as in `DPModel`.
 
     Returns:
         List of float32 tensors, one per trainable variable. RAW: pass it to
@@ -100,15 +177,26 @@ def clipped_sum(
         )
         y_pred = compute_output_spec(model, x_spec)
         compute_output_spec(compile_loss, y_spec, y_pred)
-    engine = make_engine(model, compile_loss, jit_compile=jit_compile)
     k = optimizer.microbatch_size
     if k > 1 and expected_lot_size is None:
         raise ValueError(
             f"expected_lot_size=None with microbatch_size={k}: give the expected lot size; the "
             "number of slots follows from it, never from the lot."
         )
+    spec = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]
+    )
+    with tf.init_scope():
+        engine, _ = make_engine(
+            model,
+            compile_loss,
+            jit_compile=jit_compile,
+            gradient_engine=gradient_engine,
+            element_spec=spec,
+            microbatch_size=k,
+        )
     example = tf.nest.map_structure(
-        lambda t: None if t is None else tf.TensorSpec(t.shape[2:], t.dtype), lot[0]
+        lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), spec
     )
     check_writes_no_state(engine.example_loss, example)
     sums, _ = engine.clipped_sum(

@@ -67,23 +67,62 @@ class ExampleLoss:
             sample_weight: its weight, a scalar (or per output, or per timestep), or None.
             seeds: uint32 `[num_seed_generators, 2]`; distinct for every example and step.
         """
-        non_trainable = [tf.convert_to_tensor(v.value) for v in self._non_trainable_variables]
-        for slot, index in enumerate(self._seed_slots):
-            non_trainable[index] = seeds[slot]
         x, y, sample_weight = tf.nest.map_structure(
             lambda t: None if t is None else tf.expand_dims(t, 0), (x, y, sample_weight)
         )
+        y_pred, layer_losses = self.predictions(trainable, x, seeds)
+        total = self._batch_of_one(y, y_pred, sample_weight)
+        for loss in layer_losses:
+            total += tf.reduce_sum(tf.cast(loss, tf.float32))
+        return total, tf.nest.map_structure(lambda t: tf.squeeze(t, 0), y_pred)
+
+    def predictions(self, trainable, x, seeds):
+        """The model's output for a batch, and what its layers add to the loss of the whole batch.
+
+        Args:
+            trainable: list of tensors, the weights.
+            x: the inputs, leaves [B, ...].
+            seeds: uint32 `[num_seed_generators, 2]`.
+        """
+        non_trainable = [tf.convert_to_tensor(v.value) for v in self._non_trainable_variables]
+        for slot, index in enumerate(self._seed_slots):
+            non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
         y_pred, _, layer_losses = self.model.stateless_call(
             trainable, non_trainable, x, return_losses=True, **self._call_arguments
         )
-        total = tf.zeros([], tf.float32)
-        if self._loss is not None:
-            total += tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)
         # Keras lists the regularisers of weights last.
-        for loss in layer_losses[: len(layer_losses) - self._num_weight_losses]:
-            total += tf.reduce_sum(tf.cast(loss, tf.float32))
-        return total, tf.nest.map_structure(lambda t: tf.squeeze(t, 0), y_pred)
+        return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
+
+    def losses(self, y, y_pred, sample_weight, batch_size):
+        """The compiled losses of each example by itself, float32 [B], from a batch's predictions.
+
+        Mapped over the examples, so that no reduction can mix them.
+        """
+        if self._loss is None:
+            return tf.zeros([batch_size])
+        structure = (y, y_pred, sample_weight)
+        leaves = tf.nest.flatten(structure)
+        masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
+        flat = [*leaves, *masks]
+        present = [i for i, t in enumerate(flat) if t is not None]
+
+        def one_example(parts):
+            rows = [None] * len(flat)
+            for i, part in zip(present, parts, strict=True):
+                rows[i] = tf.expand_dims(part, 0)
+            for row, mask in zip(rows, rows[len(leaves) :], strict=False):
+                if mask is not None:
+                    row._keras_mask = mask
+            return self._batch_of_one(*tf.nest.pack_sequence_as(structure, rows[: len(leaves)]))
+
+        return tf.vectorized_map(one_example, [flat[i] for i in present])
+
+    def _batch_of_one(self, y, y_pred, sample_weight):
+        """The compiled losses of a batch of one, float32."""
+        if self._loss is None:
+            return tf.zeros([], tf.float32)
+        return tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)
 
 
 def weight_regularization(model):

@@ -10,6 +10,7 @@ import math
 import tensorflow as tf
 
 from tf_adadp.gradients import microbatch
+from tf_adadp.gradients.mapping import output_specs, sequential_map
 
 # XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a
 # scalar loop that takes twice as long.
@@ -27,6 +28,8 @@ class VectorizedEngine:
         loss_scale: fixed factor on the loss, undone on each float32 gradient before clipping, so
             that float16 gradients do not underflow.
     """
+
+    joins_batches = False  # each physical batch is worked on by itself
 
     def __init__(self, example_loss, *, jit_compile=False, sequential=False, loss_scale=1.0):
         self.example_loss = example_loss
@@ -157,7 +160,7 @@ class VectorizedEngine:
 
         examples = ([leaves[i] for i in present], seeds)
         if self._sequential:
-            return _sequential_map(one_example, examples)
+            return sequential_map(one_example, examples)
         return tf.vectorized_map(one_example, examples)
 
 
@@ -203,7 +206,7 @@ def _sum_over_groups(function, rows, batch_size):
     def group(i):
         return tf.nest.map_structure(lambda t: None if t is None else t[i], rows)
 
-    sums_spec, outputs_spec = _output_specs(
+    sums_spec, outputs_spec = output_specs(
         lambda i: function(*group(i)), tf.TensorSpec([], "int32")
     )
     flat_spec = tf.nest.flatten(outputs_spec)
@@ -225,18 +228,3 @@ def _sum_over_groups(function, rows, batch_size):
         for a, s in zip(arrays, flat_spec, strict=True)
     ]
     return sums, tf.nest.pack_sequence_as(outputs_spec, flat)
-
-
-def _output_specs(function, *arguments):
-    """The TensorSpecs of what a function of TensorSpecs returns, by tracing it."""
-    traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
-    )
-
-
-def _sequential_map(function, elements):
-    """`tf.map_fn` with the output signature found by tracing the function once."""
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
-    signature = _output_specs(function, specs)
-    return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_adadp import clipping as sets
 from tf_adadp.optimizers import priors
 from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.row_gradients import as_rows
 
 
 class AdaptiveNoise(DPOptimizer):
@@ -174,7 +175,8 @@ class _WithRawSum(sets.ClippingSet):
         return self._clipping_set.noise_stddev(noise_multiplier, num_variables)
 
     def clipped_sum(self, grads, mask):
-        finite = [tf.where(tf.math.is_finite(g), tf.cast(g, tf.float32), 0.0) for g in grads]
+        rows = [as_rows(g).materialize() for g in grads]
+        finite = [tf.where(tf.math.is_finite(g), g, 0.0) for g in rows]
         raw = [tf.tensordot(mask, g, [[0], [0]]) for g in finite]
         return [*self._clipping_set.clipped_sum(grads, mask), *raw]
 

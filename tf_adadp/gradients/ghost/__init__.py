@@ -1,0 +1,18 @@
+"""Per-example gradient norms and clipped sums without per-example gradients."""
+
+from tf_adadp.gradients.ghost import convolution, dense, embedding, normalization  # noqa: F401
+from tf_adadp.gradients.ghost.engine import GhostEngine
+from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, probe
+from tf_adadp.gradients.ghost.registry import register, replaced
+from tf_adadp.gradients.ghost.tracing import CannotFollow, GhostPass
+
+__all__ = [
+    "CannotFollow",
+    "GhostEngine",
+    "GhostPass",
+    "GradientPlan",
+    "PlannedGradient",
+    "probe",
+    "register",
+    "replaced",
+]

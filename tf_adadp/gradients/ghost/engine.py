@@ -1,0 +1,115 @@
+"""The ghost engine: clipped sums of per-example gradients that are never formed.
+
+For each chunk of a lot one batched forward and backward pass, as in ordinary training, gives every
+layer's inputs and output gradients; from them come upper bounds of the examples' norms and the
+clipped sum (see `factors`). Work and memory are near those of an ordinary step.
+"""
+
+import tensorflow as tf
+
+
+class GhostEngine:
+    """Clipped sums of per-example gradients from one batched pass per chunk of a lot.
+
+    Args:
+        ghost_pass: a `GhostPass`.
+        jit_compile: whether XLA compiles the pass over one chunk.
+        max_rows: rows of the lot that are worked on at once, at most (and at least one physical
+            batch). A chunk is a whole number of physical batches.
+    """
+
+    def __init__(self, ghost_pass, *, jit_compile=False, max_rows=None):
+        self.example_loss = ghost_pass.example_loss
+        self._ghost_pass = ghost_pass
+        self._jit_compile = jit_compile
+        self._max_rows = max_rows
+
+    @property
+    def joins_batches(self):
+        """Whether physical batches are put together, so that small ones are best."""
+        return not self._jit_compile
+
+    @tf.autograph.experimental.do_not_convert
+    def clipped_sum(
+        self, lot, clipping_set, seed, *, on_batch=None, microbatch_size=1, num_slots=None
+    ):
+        """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
+
+        Arguments, result and guarantee are those of `VectorizedEngine.clipped_sum`, for
+        microbatch_size = 1 alone: a slot's gradient is the sum of several examples', which has
+        no norm that their parts give. Dropout and the like draw other numbers for every example,
+        but not those that the plain engine draws.
+        """
+        if microbatch_size != 1:
+            raise ValueError(
+                f"microbatch_size={microbatch_size}: the ghost engine clips every example by "
+                'itself; use gradient_engine="auto" or "vectorized".'
+            )
+        del num_slots
+        (x, y, sample_weight), mask = lot
+        rows = tf.nest.map_structure(
+            lambda t: None if t is None else _flat(t), (x, y, sample_weight, mask)
+        )
+        batch_size = mask.shape[1] or tf.shape(mask)[1]
+        num_batches = tf.shape(mask)[0]
+        batches_at_once = 1
+        if self._max_rows is not None and not self._jit_compile:
+            batches_at_once = tf.maximum(self._max_rows // batch_size, 1)
+        # Chunks of equal size, up to one physical batch: a last chunk of few rows costs a whole
+        # pass over the weights.
+        num_chunks = -(-num_batches // batches_at_once)
+        per_chunk = -(-num_batches // tf.maximum(num_chunks, 1))
+        trainable = self.example_loss.trainable_values()
+        num_seeds = self.example_loss.num_seed_generators
+
+        def work(x, y, sample_weight, mask, seeds):
+            losses, y_pred, gradients, _ = self._ghost_pass(trainable, x, y, sample_weight, seeds)
+            return clipping_set.clipped_sum(gradients, mask), losses, y_pred
+
+        run = work
+        if not tf.executing_eagerly():
+            run = tf.function(work, jit_compile=self._jit_compile or None, autograph=False)
+
+        def chunk_sums(c):
+            first = c * per_chunk * batch_size
+            last = tf.minimum(first + per_chunk * batch_size, num_batches * batch_size)
+            if self._jit_compile:  # one static shape: a chunk is one physical batch
+                chunk = tf.nest.map_structure(
+                    lambda t: None if t is None else t[c], (x, y, sample_weight, mask)
+                )
+            else:
+                chunk = tf.nest.map_structure(lambda t: None if t is None else t[first:last], rows)
+            x_c, y_c, weight_c, mask_c = chunk
+            seeds = tf.random.stateless_uniform(
+                [num_seeds, 2],
+                seed + tf.stack([tf.cast(c, tf.int64) + 1, tf.zeros([], tf.int64)]),
+                minval=None,
+                maxval=None,
+                dtype=tf.uint32,
+            )
+            new, losses, y_pred = run(x_c, y_c, weight_c, mask_c, seeds)
+            if on_batch is not None:
+                on_batch(y_c, y_pred, weight_c, mask_c, losses)
+            return new, tf.reduce_sum(tf.where(mask_c > 0, losses, 0.0))
+
+        def body(c, sums, total_loss):
+            new, loss = chunk_sums(c)
+            return c + 1, [a + b for a, b in zip(sums, new, strict=True)], total_loss + loss
+
+        # The first chunk, often the only one, outside of the loop: adding its sums to zeros would
+        # be a pass over the weights. Of an empty lot it has no rows.
+        sums, total_loss = chunk_sums(tf.constant(0))
+        _, sums, total_loss = tf.while_loop(
+            lambda c, *_: c < num_chunks,
+            body,
+            (tf.constant(1), sums, total_loss),
+            parallel_iterations=1,
+        )
+        return sums, total_loss
+
+
+def _flat(t):
+    """[P, B, ...] as [P·B, ...]."""
+    return tf.ensure_shape(
+        tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)), [None, *t.shape[2:]]
+    )

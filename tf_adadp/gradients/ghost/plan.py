@@ -1,0 +1,227 @@
+"""Which engine and which forms a model gets, and why.
+
+Before a model is trained, the ghost pass is tried on a few examples of random data, and compared
+with what it must equal. What it cannot follow goes to the plain engine.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp.gradients.ghost.tracing import CannotFollow
+
+_ROWS = 3
+_LENGTH = 4  # of axes that are not known, as of sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedGradient:
+    """How the per-example gradients of one weight are found.
+
+    Attributes:
+        layer, layer_class, variable: names.
+        rule: the name of the layer's rule, or "map" for a layer mapped example by example.
+        form: "outer" (norms from two vectors), "gram" (from a Gram matrix), "lookups" (from the
+            rows looked up), "materialized" (gradients formed).
+        size: the weight's number of entries.
+        multiplications, floats: per example, for norm and sum, and what is held for it.
+    """
+
+    layer: str
+    layer_class: str
+    variable: str
+    rule: str
+    form: str
+    size: int
+    multiplications: int
+    floats: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientPlan:
+    """The engine of a model with the form of each of its weights; prints as a table.
+
+    Attributes:
+        engine: "ghost" or "vectorized".
+        reason: why it is this engine.
+        gradients: tuple of `PlannedGradient`, empty for the plain engine.
+        num_scalars: the number of trainable scalars.
+    """
+
+    engine: str
+    reason: str
+    gradients: tuple[PlannedGradient, ...]
+    num_scalars: int
+
+    @property
+    def floats_per_example(self):
+        """Floats held per example for norms and sums."""
+        if self.engine == "vectorized":
+            return self.num_scalars
+        return sum(g.floats for g in self.gradients)
+
+    def __str__(self):
+        lines = [f"gradient engine: {self.engine} ({self.reason})"]
+        if self.gradients:
+            header = ("layer", "class", "weight", "entries", "rule", "form", "mult.", "floats")
+            rows = [header] + [
+                (
+                    g.layer,
+                    g.layer_class,
+                    g.variable,
+                    f"{g.size:,}",
+                    g.rule,
+                    g.form,
+                    f"{g.multiplications:,}",
+                    f"{g.floats:,}",
+                )
+                for g in self.gradients
+            ]
+            widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+            lines += [
+                "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+                for row in rows
+            ]
+        lines.append(
+            f"per example: {self.floats_per_example:,} floats for {self.num_scalars:,} weights"
+        )
+        return "\n".join(lines)
+
+
+def probe(ghost_pass, element_spec):
+    """Tries a ghost pass on random data.
+
+    Checked are: that the gradients add up to those of the summed loss; that no weight reaches the
+    loss past a rule; that losses, predictions and norms of one example do not change with the
+    others.
+
+    Args:
+        ghost_pass: a `GhostPass`.
+        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch, or None for a leaf.
+
+    Returns:
+        tuple of `PlannedGradient`.
+
+    Raises:
+        CannotFollow: where a check fails or the pass cannot be made.
+    """
+    example_loss = ghost_pass.example_loss
+    records = []
+
+    def ghost(batch, seeds):
+        trainable = example_loss.trainable_values()
+        losses, y_pred, gradients, found = ghost_pass(trainable, *batch, seeds)
+        records[:] = found
+        squares, sums = zip(*(g.measure() for g in gradients), strict=True)
+        return losses, y_pred, list(squares), [s(tf.ones([_ROWS])) for s in sums]
+
+    def direct(batch, seeds):
+        trainable = example_loss.trainable_values()
+        x, y, sample_weight = batch
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trainable)
+            y_pred, layer_losses = example_loss.predictions(trainable, x, seeds)
+            total = tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, _ROWS))
+            for loss in layer_losses:  # Keras has divided them by the number of rows
+                total += _ROWS * tf.cast(loss, tf.float32)
+        grads = tape.gradient(total, trainable, unconnected_gradients="zero")
+        return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
+
+    def leaks(batch, seeds):
+        trainable = example_loss.trainable_values()
+        *_, grads, _ = ghost_pass(trainable, *batch, seeds, cut=True)
+        return [i for i, g in enumerate(grads) if g is not None]
+
+    first, second = _random_batches(element_spec)
+    seeds = tf.reshape(tf.range(2 * example_loss.num_seed_generators, dtype=tf.int32), [-1, 2])
+    seeds = tf.cast(seeds, tf.uint32)
+    try:
+        traced = tf.function(ghost, autograph=False, reduce_retracing=True)
+        losses, y_pred, squares, sums = traced(first, seeds)
+        changed = traced(second, seeds)[:3]
+        expected = tf.function(direct, autograph=False)(first, seeds)
+        past = []
+        tf.function(lambda *args: past.extend(leaks(*args)), autograph=False).get_concrete_function(
+            first, seeds
+        )
+    except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        raise CannotFollow(f"the pass on random data failed: {_first_line(error)}") from error
+    if past:
+        names = ", ".join(example_loss.trainable_variables[i].path for i in past)
+        raise CannotFollow(f"{names} is used outside of its layer's own call")
+    low = any(layer.compute_dtype != "float32" for layer in example_loss.model._flatten_layers())
+    tolerance = 0.1 if low else 1e-3
+    scale = max(np.sqrt(sum(float(tf.reduce_sum(tf.square(e))) for e in expected)), 1e-6)
+    for variable, found, wanted in zip(
+        example_loss.trainable_variables, sums, expected, strict=True
+    ):
+        apart = float(tf.reduce_max(tf.abs(found - wanted), axis=None))
+        if apart > tolerance * scale:
+            raise CannotFollow(f"the gradients found for {variable.path} are not its gradients")
+    for before, after in zip(
+        tf.nest.flatten([losses, y_pred, squares]), tf.nest.flatten(list(changed)), strict=True
+    ):
+        one, other = (np.asarray(tf.cast(t[0], tf.float64)) for t in (before, after))
+        bound = tolerance * (np.abs(one) + np.max(np.abs(one), initial=0.0)) + 1e-12
+        if not np.all((np.abs(one - other) <= bound) | ~np.isfinite(one)):
+            raise CannotFollow("a layer mixes the examples of a batch")
+    return tuple(_planned(records))
+
+
+def _planned(records):
+    for record in records:
+        for variable, rows in record.parts:
+            multiplications, floats = rows.cost()
+            yield PlannedGradient(
+                layer=record.layer.name,
+                layer_class=type(record.layer).__name__,
+                variable=variable.name,
+                rule=record.form,
+                form=rows.form,
+                size=int(np.prod(variable.shape)),
+                multiplications=multiplications,
+                floats=floats,
+            )
+
+
+def _random_batches(element_spec):
+    """Two batches that agree in their first row."""
+    rng = np.random.default_rng(0)
+    x_spec, y_spec, weight_spec = element_spec
+
+    def draw(spec, kind):
+        if spec is None:
+            return None
+        shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
+        if spec.dtype == tf.string:
+            return tf.fill(shape, "")
+        if spec.dtype == tf.bool:
+            return tf.constant(rng.integers(0, 2, shape), tf.bool)
+        if spec.dtype.is_integer:
+            # Zero and one are likely to be tokens; zero, to be a class.
+            values = rng.integers(0, 2, shape) if kind == "x" else np.zeros(shape)
+            return tf.cast(tf.constant(values), spec.dtype)
+        if kind == "x":
+            values = rng.normal(size=shape)
+        else:
+            values = rng.uniform(0.1, 0.9, size=shape)
+        return tf.cast(tf.constant(values), spec.dtype)
+
+    def batch():
+        parts = ((x_spec, "x"), (y_spec, "y"), (weight_spec, "weight"))
+        return tuple(
+            tf.nest.map_structure(lambda spec, kind=kind: draw(spec, kind), part)
+            for part, kind in parts
+        )
+
+    first, others = batch(), batch()
+    second = tf.nest.map_structure(
+        lambda a, b: None if a is None else tf.concat([a[:1], b[1:]], 0), first, others
+    )
+    return first, second
+
+
+def _first_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,233 @@
+"""Per-example gradients of one variable, in whatever form an engine holds them.
+
+A clipping set needs three things of the gradients of a batch: an upper bound of each row's norm,
+Σ weight·row, and for a box Σ weight·clip(row). Where a gradient is known as a product of two small
+tensors (a dense layer's input and output gradient), all but the last come without forming it.
+`Rows` is the plain form, one tensor; the factored forms live with the engine that makes them.
+
+**Norms are upper bounds.** A norm of n float32 terms is off by up to n·2⁻²⁴ when they are added in
+a row, as a compiled inner product does: 1 % was seen at 784,000 terms, and a "clipped" vector is
+then 1 % too long. So every form returns squares that are raised by a bound of their own error, and
+a set clips by them.
+"""
+
+import abc
+import math
+
+import tensorflow as tf
+
+ROUNDOFF = 2.0**-24
+SMALLEST_SQUARE = 2.0**-126
+# More terms in one block, and XLA's CPU compiler splits the loop again and runs four times slower.
+_LARGEST_BLOCK = 32
+# Scales below this count as zero: their reciprocals would overflow.
+SMALLEST_SCALE = 2.0**-100
+# The least 1/(scale relative to the smallest)² that norms from factors use: far above underflow,
+# so that lost terms cannot matter; coordinates beyond are bounded too strictly, which is safe.
+_LEAST_METRIC = 1e-24
+
+
+class RowGradients(abc.ABC):
+    """The gradients of B examples with respect to one variable, [B, *shape] in some form.
+
+    A row that is not finite has a bound that is not finite.
+
+    Attributes:
+        form: the name of the form in which norms are found, for reports.
+    """
+
+    form: str
+
+    def cost(self):
+        """Per example, the multiplications for norm and sum and the floats held, two ints."""
+        entries = math.prod(self.shape)
+        return 3 * entries, entries
+
+    @property
+    @abc.abstractmethod
+    def shape(self):
+        """The variable's shape, a tuple of ints."""
+
+    @abc.abstractmethod
+    def measure(self, axis_scales=None):
+        """Bounds the norms, in a metric, and says how rows are summed.
+
+        Args:
+            axis_scales: an `AxisScales` (b, a), or None for b = 1 and a = 0.
+
+        Returns:
+            `(squares, weighted_sum)`. squares, float32 [B]: upper bounds of Σ ((g − a)/b)² over the
+            coordinates with b > 0. weighted_sum: a function of weights [B] (≥ 0) that returns
+            Σ_x weight_x·(g_x − a) [*shape], 0 in coordinates with b = 0; rows of weight 0
+            contribute exactly 0, whatever is in them.
+        """
+
+    @abc.abstractmethod
+    def clipped_sum(self, bounds, weights):
+        """Σ_x weight_x · max(−c, min(c, g_x)), bounds c of the variable's shape.
+
+        Rows of weight 0 contribute exactly 0, whatever is in them.
+        """
+
+    @abc.abstractmethod
+    def materialize(self):
+        """The gradients as one float32 tensor [B, *shape]."""
+
+
+class AxisScales:
+    """The metric of an ellipsoid in one variable: (g − a)/b, with what norms need worked out once.
+
+    Args:
+        scale: b ≥ 0, a tensor that broadcasts to the variable's shape. Coordinates with b = 0 (or
+            below 2⁻¹⁰⁰) are left out.
+        center: a, likewise, or None for 0.
+    """
+
+    def __init__(self, scale, center=None):
+        scale = tf.cast(scale, tf.float32)
+        self.scale = tf.where(scale < SMALLEST_SCALE, 0.0, scale)
+        self.center = None if center is None else tf.cast(center, tf.float32)
+        # Here and not where they are used: a loop body would work them out again for every batch.
+        self.inverse = tf.math.reciprocal_no_nan(self.scale)
+        positive = self.scale > 0.0
+        self.smallest = tf.reduce_min(tf.where(positive, self.scale, 1.0 / SMALLEST_SCALE))
+        relative = tf.maximum(tf.square(self.smallest * self.inverse), _LEAST_METRIC)
+        self.metric = tf.where(positive, relative, 0.0)  # (smallest/b)², in [1e-24, 1]
+
+    def checked(self, shape):
+        """Itself, if scale and centre broadcast to a variable of this shape; else ValueError."""
+        for name, value in (("scales", self.scale), ("center", self.center)):
+            if value is None:
+                continue
+            try:
+                fits = tf.broadcast_static_shape(value.shape, tf.TensorShape(shape)) == shape
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"{name} of shape {tuple(value.shape)} for a variable of shape "
+                    f"{tuple(shape)}: give a tensor that broadcasts to it."
+                )
+        return self
+
+
+class Rows(RowGradients):
+    """Gradients as one tensor [B, *shape] of any float dtype; all but B static."""
+
+    form = "materialized"
+
+    def __init__(self, gradients):
+        if not gradients.shape[1:].is_fully_defined():
+            raise ValueError(
+                f"grads has a tensor of shape {gradients.shape}: all but the first axis must be "
+                "static."
+            )
+        self._gradients = tf.cast(gradients, tf.float32)
+
+    @property
+    def shape(self):
+        """The variable's shape."""
+        return tuple(self._gradients.shape[1:])
+
+    def measure(self, axis_scales=None):
+        """See `RowGradients.measure`. (g − a)/b is formed before its norm: nothing cancels."""
+        rows = self._gradients
+        if axis_scales is not None:
+            axis_scales.checked(self.shape)
+            if axis_scales.center is not None:
+                rows -= axis_scales.center
+            # Where b = 0 the inverse is 0, and a NaN still reaches the norm and drops its row.
+            rows *= axis_scales.inverse
+
+        def weighted_sum(weights):
+            # Not a matrix product with the weights: that may round its inputs on some devices.
+            total = tf.reduce_sum(weighted(rows, weights), axis=0)
+            return total if axis_scales is None else total * axis_scales.scale
+
+        return sum_of_squares(rows), weighted_sum
+
+    def clipped_sum(self, bounds, weights):
+        """See `RowGradients.clipped_sum`."""
+        clipped = tf.clip_by_value(self._gradients, -bounds, bounds)
+        return tf.reduce_sum(weighted(clipped, weights), axis=0)
+
+    def materialize(self):
+        """The tensor."""
+        return self._gradients
+
+
+def as_rows(gradients):
+    """A tensor [B, *shape] as `Rows`; a `RowGradients` as it is."""
+    return gradients if isinstance(gradients, RowGradients) else Rows(gradients)
+
+
+def sum_of_squares(rows):
+    """Upper bounds [B] of each row's sum of squares, see `raised_sum`.
+
+    Squares of entries below 1e-19 are lost to underflow.
+    """
+    return raised_sum(tf.square(rows))
+
+
+def raised_sum(terms):
+    """Upper bounds [B] of the sums of non-negative terms [B, ...], trailing axes static.
+
+    Added in a tree of blocks of at most 32 terms, so that the relative error is at most (Σ block
+    sizes)·2⁻²⁴ whatever order a device adds in; by that much, and for the terms' own rounding, the
+    sums are raised.
+    """
+    # Not -1 for the number of entries: it cannot be told from an empty batch.
+    flat = tf.reshape(terms, [tf.shape(terms)[0], terms.shape[1:].num_elements()])
+    total, blocks = _tree_sum(flat, tuple(terms.shape[1:]))
+    return total * (1.0 + (blocks + 4) * ROUNDOFF)
+
+
+def row_norms(rows):
+    """Upper bounds of the Euclidean norms of [..., n], also where squares underflow.
+
+    A square below the smallest float32 counts as that one: where two norms are multiplied, tiny
+    entries in one factor must not hide huge ones in the other. Norms above 1.8e19 are infinite.
+    """
+    flat = tf.reshape(rows, [-1, rows.shape[-1]])
+    squares = sum_of_squares(flat) + rows.shape[-1] * SMALLEST_SQUARE
+    return tf.reshape(tf.sqrt(squares) * (1.0 + 4 * ROUNDOFF), tf.shape(rows)[:-1])
+
+
+def weighted(rows, weights):
+    """weight·row, exactly 0 for weight 0 even where the row holds NaN."""
+    weights = tf.reshape(weights, [-1] + [1] * (rows.shape.rank - 1))
+    return tf.math.multiply_no_nan(rows, weights)
+
+
+def _tree_sum(rows, shape):
+    """Row sums of non-negative [B, n] in blocks, and the sum of the block sizes."""
+    size, terms = rows.shape[1], 0
+    while size > 1:
+        block = _block_size(size, shape[0] if shape and not terms else 1)
+        if size % block:
+            rows = tf.pad(rows, [[0, 0], [0, -size % block]])
+        size = -(-size // block)
+        if not terms:
+            # Over a middle axis, so that whole vectors are added: that is the work of the sum.
+            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], block, size]), axis=1)
+        else:
+            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], size, block]), axis=2)
+        # Changes nothing (NaN stays NaN), but keeps XLA from joining two levels into one long sum.
+        rows = tf.abs(rows)
+        terms += block
+    return tf.reduce_sum(rows, axis=1), terms
+
+
+def _block_size(size, lead):
+    """A divisor of `size` up to 32, or 32 (to be padded) where the divisors are small.
+
+    Divisors of the leading axis come first: then a block is a slice of the variable, and a compiler
+    can form the gradient inside the sum without storing it.
+    """
+    if size <= _LARGEST_BLOCK:
+        return size
+    for number in (lead, size):
+        for block in range(_LARGEST_BLOCK, 7, -1):
+            if number % block == 0:
+                return block
+    return _LARGEST_BLOCK
