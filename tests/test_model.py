@@ -266,7 +266,8 @@ def test_state_is_never_updated_from_raw_data():
 
 
 @pytest.mark.parametrize(
-    "gradient_engine, jit_compile", [("vectorized", False), ("vectorized", True), ("ghost", False)]
+    ("gradient_engine", "jit_compile"),
+    [("vectorized", False), ("vectorized", True), ("ghost", False)],
 )
 def test_dropout_differs_between_examples_and_steps(gradient_engine, jit_compile):
     """The input is 1, so that a gradient shows its example's mask."""

@@ -364,15 +364,14 @@ class DPModel(keras.Model):
         """
         self._assert_compile_called("gradient_plan")
         if self._run.plan is None:
-            inputs = getattr(self.model, "inputs", None)
-            if not inputs:
+            functional = getattr(self.model, "_functional", None) or self.model  # of a Sequential
+            inputs = getattr(functional, "_inputs_struct", None)
+            if inputs is None:
                 raise ValueError(
                     "gradient_plan: the form of the inputs of this model is not known yet; call "
                     "it after training has begun."
                 )
-            spec = tf.nest.map_structure(
-                lambda t: tf.TensorSpec(t.shape, t.dtype), self.model._inputs_struct
-            )
+            spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)
             # Forms depend on the layers alone; a loss needs labels, whose form is not known yet.
             _, plan = gradients.make_engine(
                 self.model,
@@ -561,10 +560,6 @@ class DPModel(keras.Model):
             microbatch_size=self.optimizer.microbatch_size,
             max_rows=self.physical_batch_size,
         )
-        example = tf.nest.map_structure(
-            lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
-        )
-        gradients.check_writes_no_state(engine.example_loss, example)
         self._run.engine = engine
         self._share_ledger()
 

@@ -21,6 +21,20 @@ def test_models_give_logits():
         assert np.abs(rows - 1).max() > 1e-3
 
 
+def test_random_data_fit_the_features():
+    features = {"a": common.Features((3,), vocabulary=4), "b": common.Features((2, 5))}
+    x, y = common.random_data(500, features, num_classes=3)
+    assert x["a"].shape == (500, 3)
+    assert x["a"].dtype == np.int32
+    assert set(np.unique(x["a"])) == set(range(4))
+    assert x["b"].shape == (500, 2, 5)
+    assert x["b"].dtype == np.float32
+    assert 0 <= x["b"].min() < 0.01 < 0.99 < x["b"].max() < 1
+    assert set(np.unique(y)) == set(range(3))
+    again, _ = common.random_data(500, features, num_classes=3)
+    np.testing.assert_array_equal(x["b"], again["b"])
+
+
 def test_digits_split_is_fixed_and_complete():
     x_train, y_train, x_test, y_test = common.digits()
     again = common.digits()

@@ -1,7 +1,7 @@
 """Compares both engines' clipped sums with a Python loop over single examples, for one model.
 
-Run as `python zoo.py NAME`; prints the largest relative errors as JSON. Every model has a process of
-its own, since a model that TensorFlow cannot vectorise may take the process with it.
+Run as `python zoo.py NAME`; prints the largest relative errors as JSON. Every model has a process
+of its own, since a model that TensorFlow cannot vectorise may take the process with it.
 """
 
 import json

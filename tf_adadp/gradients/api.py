@@ -67,8 +67,9 @@ def make_engine(
         `(engine, plan)`, plan a `GradientPlan`.
 
     Raises:
-        ValueError: gradient_engine="ghost" and the ghost engine cannot follow the model; attention
-            in the plain engine with jit_compile=False.
+        ValueError: a layer or the loss writes state or calls Python; gradient_engine="ghost" and
+            the ghost engine cannot follow the model; attention in the plain engine with
+            jit_compile=False.
     """
     layers = list(model._flatten_layers())
     scaled = any(layer.compute_dtype == "float16" for layer in layers)
@@ -77,6 +78,11 @@ def make_engine(
         "loss_scale": FLOAT16_LOSS_SCALE if scaled else 1.0,
     }
     example_loss = ExampleLoss(model, loss)
+    if element_spec is not None:
+        example = tf.nest.map_structure(
+            lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
+        )
+        check_writes_no_state(example_loss, example)  # before anything runs, on random data too
     num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
     reason = "as asked for"
     if gradient_engine != "vectorized":
@@ -86,8 +92,8 @@ def make_engine(
             if element_spec is None:
                 raise ghost.CannotFollow("the form of the data is not known")
             ghost_pass = ghost.GhostPass(example_loss, **options)
+            _check_no_mapped_attention(ghost_pass)
             planned = ghost.probe(ghost_pass, element_spec)
-            _check_mapped_attention(ghost_pass, planned, jit_compile)
             if gradient_engine == "auto":
                 reason = "it can follow every layer"
             plan = ghost.GradientPlan("ghost", reason, planned, num_scalars)
@@ -118,16 +124,11 @@ def make_engine(
     return VectorizedEngine(example_loss, jit_compile=bool(jit_compile), **options), plan
 
 
-def _check_mapped_attention(ghost_pass, planned, jit_compile):
+def _check_no_mapped_attention(ghost_pass):
     """Attention inside of a mapped layer would end the process without XLA."""
-    mapped = {g.layer for g in planned if g.rule == "map"}
-    for layer in ghost_pass.layers:
-        parts = layer._flatten_layers()
-        if layer.name in mapped and any(isinstance(part, _ATTENTION) for part in parts):
-            if jit_compile is not True:
-                raise ghost.CannotFollow(
-                    f"the layer {layer.name!r} has no rule and attention in it"
-                )
+    for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
+        if any(isinstance(part, _ATTENTION) for part in layer._flatten_layers()):
+            raise ghost.CannotFollow(f"the layer {layer.name!r} has no rule and attention in it")
 
 
 def _rows_that_fit(floats_per_example):
@@ -195,10 +196,6 @@ def clipped_sum(
             element_spec=spec,
             microbatch_size=k,
         )
-    example = tf.nest.map_structure(
-        lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), spec
-    )
-    check_writes_no_state(engine.example_loss, example)
     sums, _ = engine.clipped_sum(
         lot,
         optimizer.clipping_set(),

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_adadp.row_gradients import (
     ROUNDOFF,
+    SMALLEST_SQUARE,
     RowGradients,
     Rows,
     raised_sum,
@@ -32,8 +33,8 @@ from tf_adadp.row_gradients import (
 # What forming, measuring and summing one entry of a materialised gradient costs, and what an entry
 # of a Gram matrix does, in multiplications of a large matrix product; from
 # `benchmarks/ghost_forms.py`.
-MATERIALIZED_ENTRY_COST = 24.0
-GRAM_ENTRY_COST = 24.0
+MATERIALIZED_ENTRY_COST = 16.0
+GRAM_ENTRY_COST = 256.0
 _ROWS_PER_SUM = 12  # of outer products: XLA's CPU compiler unrolls and vectorises that many
 
 
@@ -151,7 +152,10 @@ class OuterProducts(RowGradients):
             inner = self._layout.num_columns
             terms = tf.matmul(tf.square(d), metric, transpose_b=True) * tf.square(a)
         scale = tf.square(a_scale * d_scale / axis_scales.smallest)
-        return raised_sum(terms) * scale * _product_margin(inner)
+        # Where the largest entries of a and d meet scales of 0, all that counts may underflow: up
+        # to four roundings to 0 per term, of numbers that are at most 4 (a row over 2¹²⁶).
+        lost = 256.0 * math.prod(self._layout.shape) * SMALLEST_SQUARE
+        return (raised_sum(terms) + lost) * scale * _product_margin(inner)
 
     def _measure_centred(self, axis_scales, sum_of_factors):
         """`measure` for a centre c, with upper bounds of Σ ((a ⊗ d − c)/b)².
@@ -303,7 +307,8 @@ class Lookups(RowGradients):
     """Gradients of a table [V, o]: row index_xt of it gets d_xt, and all others 0.
 
     Args:
-        indices: int [B, T], in 0..V−1.
+        indices: int [B, T], in 0..V−1, or in −V..−1 to count from the end. What else there is
+            looks up nothing.
         outputs: d, float [B, T, o].
         shape: (V, o).
 
@@ -315,8 +320,12 @@ class Lookups(RowGradients):
 
     def __init__(self, indices, outputs, shape):
         self._shape = tuple(shape)
-        self._indices = tf.cast(indices, tf.int32)
-        self._d = tf.ensure_shape(tf.cast(outputs, tf.float32), [None, None, shape[1]])
+        indices = tf.where(indices < 0, indices + shape[0], indices)
+        valid = (indices >= 0) & (indices < shape[0])
+        # An index out of range would land in another example's part of `materialize`.
+        self._indices = tf.cast(tf.where(valid, indices, 0), tf.int32)
+        outputs = tf.ensure_shape(tf.cast(outputs, tf.float32), [None, None, shape[1]])
+        self._d = tf.where(valid[:, :, None], outputs, 0.0)
 
     @property
     def shape(self):
@@ -379,7 +388,7 @@ class Lookups(RowGradients):
         everywhere = sum_of_squares(ratio[None])[0]
         used = tf.where(first[:, :, None], tf.square(ratios), 0.0)
         used = tf.reduce_sum(used, axis=[1, 2])
-        terms = tf.cast(tf.size(ratios[0]), tf.float32) + 64.0
+        terms = tf.cast(tf.reduce_prod(tf.shape(ratios)[1:]), tf.float32) + 64.0
         return tf.maximum(everywhere - used * (1.0 - terms * ROUNDOFF), 0.0)
 
     def _gathered(self, values):

@@ -257,13 +257,14 @@ class DPOptimizer:
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
         release = self._noise_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
-        if self.noise_multiplier > 0:
-            sums = [
-                s + noise.gaussian(self._noise_key.key, step, i, s.shape, std)
-                for i, (s, std) in enumerate(zip(sums, stddevs, strict=True))
-            ]
         released = [s / divisor for s in sums]
-        self._observe(released, [std / divisor for std in stddevs])
+        stddevs = [std / divisor for std in stddevs]
+        if self.noise_multiplier > 0:
+            released = [
+                g + noise.gaussian(self._noise_key.key, step, i, g.shape, std)
+                for i, (g, std) in enumerate(zip(released, stddevs, strict=True))
+            ]
+        self._observe(released, stddevs)
         if clipping_set.center is not None:
             released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
         return released

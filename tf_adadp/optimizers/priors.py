@@ -57,11 +57,12 @@ class ReleasedPrior:
         ):
             axes = _pooled_axes(g)
             count = tf.cast(tf.size(g), tf.float32) / tf.cast(tf.size(moment.value), tf.float32)
-            noise = tf.broadcast_to(tf.square(std), tf.shape(g))
-            debiased = tf.reduce_mean(tf.square(g) - noise, axes)
+            noise = tf.square(std)
+            mean_noise = _mean(noise, axes)
+            debiased = tf.reduce_mean(tf.square(g), axes) - mean_noise
             # Var(g̃²) = 2τ⁴ + 4μ²τ² for g̃ ~ N(μ, τ²).
-            spread = 2.0 * tf.reduce_mean(tf.square(noise), axes)
-            spread += 4.0 * tf.maximum(debiased, 0.0) * tf.reduce_mean(noise, axes)
+            spread = 2.0 * _mean(tf.square(noise), axes)
+            spread += 4.0 * tf.maximum(debiased, 0.0) * mean_noise
             moment.assign(d * moment.value + (1.0 - d) * debiased)
             variance.assign(d**2 * variance.value + (1.0 - d) ** 2 * spread / count)
 
@@ -144,6 +145,11 @@ def _shrink(values, mean, variances, share):
 def _pooled_axes(g):
     """The axes that one row is averaged over: the last, or all of a vector or scalar."""
     return [-1] if g.shape.rank > 1 else list(range(g.shape.rank))
+
+
+def _mean(values, axes):
+    """The mean over axes of values that broadcast to a variable: a scalar, or of its rank."""
+    return tf.reduce_mean(values, axes) if values.shape.rank else values
 
 
 def _over_rows(r, shape):

@@ -1,5 +1,6 @@
 """Convolutions: products of unfolded inputs and output gradients, position by position."""
 
+import itertools
 import math
 
 import keras
@@ -7,8 +8,15 @@ import tensorflow as tf
 
 from tf_adadp.gradients.factors import MatrixLayout, products
 from tf_adadp.gradients.ghost.dense import bias_gradient, call_with_tapped_activation
+from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.row_gradients import Rows
+
+# How a CPU unfolds images fastest, measured beside `tf.image.extract_patches`: by a convolution
+# with the identity where windows are small (0.7 ns an entry against 1.1 to 4.9), by slices where
+# strides are 1 and there are channels enough to copy (0.6 against 1.2).
+_LARGEST_IDENTITY = 100
+_FEWEST_CHANNELS = 16
 
 
 @register(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -95,8 +103,7 @@ def separable_convolution(layer, call, tap, inputs, **kwargs):
         if layer.use_bias:
             yield layer.bias, bias_gradient(z)
 
-    z = tap(z, gradients)
-    return z if layer.activation is None else layer.activation(z)
+    return activate(layer.activation, tap(z, gradients))
 
 
 def _depthwise_part(layer, inputs, outputs):
@@ -142,9 +149,7 @@ def unfold(layer, x):
         if layer.rank == 1:
             x = x[:, None]
             size, strides, dilation = ([1, *side] for side in (size, strides, dilation))
-        windows = tf.image.extract_patches(
-            x, [1, *size, 1], [1, *strides, 1], [1, *dilation, 1], padding
-        )
+        windows = _patches(x, size, strides, dilation, padding)
         positions = windows.shape[2:-1] if layer.rank == 1 else windows.shape[1:-1]
     if positions.is_fully_defined():
         head = [tf.shape(x)[0], *positions]
@@ -153,6 +158,25 @@ def unfold(layer, x):
         head = tf.unstack(tf.concat([tf.shape(x)[:1], tf.shape(windows)[first:-1]], 0))
     windows = tf.reshape(windows, tf.stack([*head, *layer.kernel_size, channels]))
     return tf.ensure_shape(windows, [None, *positions, *layer.kernel_size, channels])
+
+
+def _patches(x, size, strides, dilation, padding):
+    """The windows of images [B, h, w, c], flat: [B, rows, columns, size·c]."""
+    channels = x.shape[-1]
+    entries = math.prod(size) * channels
+    on_cpu = not tf.config.list_physical_devices("GPU")  # which may round inputs of convolutions
+    if on_cpu and entries <= _LARGEST_IDENTITY:
+        identity = tf.reshape(tf.eye(entries, dtype=x.dtype), [*size, channels, entries])
+        return tf.nn.conv2d(x, identity, list(strides), padding, dilations=list(dilation))
+    if on_cpu and max(strides) == 1 and channels >= _FEWEST_CHANNELS:
+        reach = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        if padding == "SAME":
+            x = tf.pad(x, [[0, 0], *([r // 2, r - r // 2] for r in reach), [0, 0]])
+        rows, columns = ((x.shape[i + 1] or tf.shape(x)[i + 1]) - reach[i] for i in range(2))
+        offsets = [range(0, r + 1, d) for r, d in zip(reach, dilation, strict=True)]
+        starts = itertools.product(*offsets)
+        return tf.concat([x[:, i : i + rows, j : j + columns] for i, j in starts], axis=-1)
+    return tf.image.extract_patches(x, [1, *size, 1], [1, *strides, 1], [1, *dilation, 1], padding)
 
 
 def _channels_last(layer, values):

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.gradients.factors import MatrixLayout, products
+from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register, replaced
 from tf_adadp.row_gradients import Rows
 
@@ -16,7 +17,8 @@ def dense(layer, call, tap, inputs, **kwargs):
 
     def gradients(outputs):
         if layer.lora_enabled:
-            scale = layer.lora_alpha / layer.lora_rank
+            # Older Keras has no alpha: a scale of 1.
+            scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank
             a, b = (
                 tf.cast(v.value, tf.float32) for v in (layer.lora_kernel_a, layer.lora_kernel_b)
             )
@@ -68,8 +70,7 @@ def call_with_tapped_activation(layer, call, tap, gradients, *args, **kwargs):
     activation = layer.activation
 
     def tapped(z):
-        z = tap(z, gradients)
-        return z if activation is None else activation(z)
+        return activate(activation, tap(z, gradients))
 
     with replaced(layer, activation=tapped):
         return call(*args, **kwargs)

@@ -96,13 +96,19 @@ class GhostEngine:
             new, loss = chunk_sums(c)
             return c + 1, [a + b for a, b in zip(sums, new, strict=True)], total_loss + loss
 
-        # The first chunk, often the only one, outside of the loop: adding its sums to zeros would
-        # be a pass over the weights. Of an empty lot it has no rows.
-        sums, total_loss = chunk_sums(tf.constant(0))
+        if self._jit_compile:  # of an empty lot there is no physical batch to begin with
+            no_rows = [tf.zeros([0, *v.shape]) for v in trainable]
+            first, total_loss = tf.constant(0), tf.zeros([])
+            sums = clipping_set.clipped_sum(no_rows, tf.zeros([0]))
+        else:
+            # The first chunk, often the only one, outside of the loop: adding its sums to zeros
+            # would be a pass over the weights. Of an empty lot it has no rows.
+            first = tf.constant(1)
+            sums, total_loss = chunk_sums(tf.constant(0))
         _, sums, total_loss = tf.while_loop(
             lambda c, *_: c < num_chunks,
             body,
-            (tf.constant(1), sums, total_loss),
+            (first, sums, total_loss),
             parallel_iterations=1,
         )
         return sums, total_loss

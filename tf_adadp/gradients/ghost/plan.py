@@ -118,13 +118,9 @@ def probe(ghost_pass, element_spec):
 
     def direct(batch, seeds):
         trainable = example_loss.trainable_values()
-        x, y, sample_weight = batch
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            y_pred, layer_losses = example_loss.predictions(trainable, x, seeds)
-            total = tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, _ROWS))
-            for loss in layer_losses:  # Keras has divided them by the number of rows
-                total += _ROWS * tf.cast(loss, tf.float32)
+            total = _summed_loss(example_loss, trainable, batch, seeds)
         grads = tape.gradient(total, trainable, unconnected_gradients="zero")
         return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
 
@@ -169,6 +165,22 @@ def probe(ghost_pass, element_spec):
     return tuple(_planned(records))
 
 
+def _summed_loss(example_loss, trainable, batch, seeds):
+    """The sum of the examples' losses: of each alone, or, where random layers would draw otherwise
+    for an example alone, of the batch."""
+    x, y, sample_weight = batch
+    if example_loss.num_seed_generators == 0:
+        alone = [
+            tf.nest.map_structure(lambda t, i=i: None if t is None else t[i], batch)
+            for i in range(_ROWS)
+        ]
+        return tf.add_n([example_loss(trainable, *example, seeds)[0] for example in alone])
+    y_pred, layer_losses = example_loss.predictions(trainable, x, seeds)
+    if layer_losses:
+        raise CannotFollow("it has activity regularisers beside random layers")
+    return tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, _ROWS))
+
+
 def _planned(records):
     for record in records:
         for variable, rows in record.parts:
@@ -202,10 +214,7 @@ def _random_batches(element_spec):
             # Zero and one are likely to be tokens; zero, to be a class.
             values = rng.integers(0, 2, shape) if kind == "x" else np.zeros(shape)
             return tf.cast(tf.constant(values), spec.dtype)
-        if kind == "x":
-            values = rng.normal(size=shape)
-        else:
-            values = rng.uniform(0.1, 0.9, size=shape)
+        values = rng.normal(size=shape) if kind == "x" else rng.uniform(0.1, 0.9, size=shape)
         return tf.cast(tf.constant(values), spec.dtype)
 
     def batch():

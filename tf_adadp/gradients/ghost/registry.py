@@ -33,6 +33,9 @@ def register(*layer_classes):
       (row x is the gradient of example x's loss alone), to pairs (variable, `RowGradients`);
     - the return value is the layer's output, or NotImplemented.
 
+    Rules run layers of your own on batches only if `declare_independent` says that they may; else
+    such a layer is mapped over examples, rule or not.
+
     Every trainable weight must reach the loss through tapped tensors only; a tapped tensor must not
     mix examples. Both are checked on random data before a model is trained.
     """
@@ -49,7 +52,7 @@ def rule_for(layer):
     """The rule for a layer, or None."""
     for layer_class in type(layer).__mro__:
         if layer_class in _RULES:
-            return _RULES[layer_class] if type(layer).call is layer_class.call else None
+            return _RULES[layer_class] if layer.call == layer_class.call.__get__(layer) else None
     return None
 
 

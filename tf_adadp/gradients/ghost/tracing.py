@@ -6,14 +6,19 @@ without one are mapped example by example, alone.
 """
 
 import contextlib
+import threading
 
 import keras
 import tensorflow as tf
 
 from tf_adadp.gradients import factors
 from tf_adadp.gradients.ghost import registry
+from tf_adadp.gradients.ghost.independence import mixing_reason, unmappable_reason
 from tf_adadp.gradients.mapping import sequential_map
 from tf_adadp.row_gradients import Rows
+
+# Layers are patched while a pass is traced; two threads must not see each other's patches.
+_PATCHING = threading.RLock()
 
 
 class CannotFollow(BaseException):
@@ -39,8 +44,14 @@ class GhostPass:
         self.map = sequential_map if sequential else tf.vectorized_map
         self._loss_scale = loss_scale
         trainable = {id(v) for v in example_loss.trainable_variables}
-        self.layers = _owners(example_loss.model, trainable)
         self.trainable = trainable
+        self.layers = _owners(example_loss.model, trainable)
+        # By layer: whether its rule may run it on a batch, and whether its `call` may. Not when
+        # it is intercepted: then it is not what it was.
+        self.runs_on_batches = {}
+        for layer in self.layers:
+            with_rule = registry.rule_for(layer) is not None and mixing_reason(layer, True) is None
+            self.runs_on_batches[id(layer)] = with_rule, mixing_reason(layer) is None
 
     def __call__(self, trainable, x, y, sample_weight, seeds, *, cut=False):
         """The losses, predictions and gradients of a batch of examples.
@@ -109,7 +120,7 @@ class GhostPass:
     def _intercepted(self, records, tapped):
         """Replaces `call` and the activity regularisers of layers; yields the latter's values."""
         penalties = []
-        with contextlib.ExitStack() as stack:
+        with _PATCHING, contextlib.ExitStack() as stack:
             for layer in self.layers:
                 call = _Interception(layer, self, records, tapped)
                 stack.enter_context(registry.replaced(layer, call=call))
@@ -143,14 +154,15 @@ class _Interception:
 
     def __init__(self, layer, ghost_pass, records, tapped):
         self._layer = layer
+        self._call = layer.call
+        with_rule, self._alone = ghost_pass.runs_on_batches[id(layer)]
+        self._rule = registry.rule_for(layer) if with_rule else None
         self._ghost_pass = ghost_pass
         self._records = records
         self._tapped = tapped
 
     def __call__(self, *args, **kwargs):
-        layer = self._layer
-        call = type(layer).call.__get__(layer)
-        rule = registry.rule_for(layer)
+        layer, call, rule = self._layer, self._call, self._rule
         # Layers inside of this one are its rule's business, or are mapped with it.
         with registry.replaced(layer, call=call):
             if rule is not None:
@@ -162,7 +174,7 @@ class _Interception:
             record = Record(layer, "map")
             self._records.append(record)
             mapped = _Mapped(layer, call, self._ghost_pass, args, kwargs)
-            return mapped.tapped(self._tap_of(record))
+            return mapped.tapped(self._tap_of(record), on_batch=self._alone)
 
     def _tap_of(self, record):
         def tap(z, gradients):
@@ -174,7 +186,10 @@ class _Interception:
 
 
 class _Mapped:
-    """A call of a layer without a rule: example by example, its weights' gradients formed."""
+    """A call of a layer without a rule: example by example, its weights' gradients formed.
+
+    The forward pass is one on the batch, where that is known not to mix examples.
+    """
 
     def __init__(self, layer, call, ghost_pass, args, kwargs):
         self._layer = layer
@@ -185,44 +200,57 @@ class _Mapped:
         self._mapped = [i for i, leaf in enumerate(self._flat) if tf.is_tensor(leaf)]
         self._variables = [v for v in layer.trainable_variables if id(v) in ghost_pass.trainable]
 
-    def tapped(self, tap):
-        """The layer's output for the batch, tapped."""
+    def tapped(self, tap, on_batch):
+        """The layer's output for the batch, tapped; found by one call only with `on_batch`."""
+        if not self._mapped:
+            raise CannotFollow(f"the layer {self._layer.name!r} is called without tensors")
         states = [
             generator.state
             for part in self._layer._flatten_layers()
             for generator in getattr(part, "_seed_generators", ())
         ]
         before = [tf.convert_to_tensor(state.value) for state in states]
-        with keras.StatelessScope(state_mapping=list(zip(states, before, strict=True))) as scope:
-            args, kwargs = self._structure
-            outputs = self._call(*args, **kwargs)
-        if tf.nest.is_nested(outputs):
-            raise CannotFollow(
-                f"the layer {self._layer.name!r} ({type(self._layer).__name__}) has no rule and "
-                "several outputs"
-            )
-        after = [scope.get_current_value(state) for state in states]
+        draws = bool(states)
+        if on_batch:
+            mapping = list(zip(states, before, strict=True))
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+                args, kwargs = self._structure
+                outputs = self._single(self._call(*args, **kwargs), scope)
+            after = [scope.get_current_value(state) for state in states]
+            draws = any(a is not b for a, b in zip(after, before, strict=True))
         self._states, self._seeds = [], None
-        if any(a is not b for a, b in zip(after, before, strict=True)):
+        if draws:
             # It draws random numbers: forward and backward pass must draw the same for an example.
             self._states = states
             shape = [tf.shape(self._flat[self._mapped[0]])[0], 2]
             self._seeds = [
                 tf.random.stateless_uniform(
-                    shape, tf.bitcast(b, tf.int32), minval=None, maxval=None, dtype=tf.uint32
+                    shape, tf.cast(b, tf.int64), minval=None, maxval=None, dtype=tf.uint32
                 )
                 for b in before
             ]
+        if draws or not on_batch:
             outputs = self._map(
-                lambda example: self._one(*example, self._call)[0], self._elements()
+                lambda example: self._single(*self._one(*example, self._call))[0],
+                self._elements(),
             )
         return tap(outputs, self._gradients)
+
+    def _single(self, outputs, scope):
+        if scope.losses:
+            raise CannotFollow(f"the layer {self._layer.name!r} adds a loss (`add_loss`)")
+        if not tf.is_tensor(outputs):
+            raise CannotFollow(
+                f"the layer {self._layer.name!r} ({type(self._layer).__name__}) has no rule and "
+                "several outputs"
+            )
+        return outputs
 
     def _elements(self):
         return [self._flat[i] for i in self._mapped], self._seeds or []
 
     def _one(self, tensors, seeds, call, values=None):
-        """The output [1, ...] for one example's tensors and seeds, with given weights."""
+        """The output [1, ...] for one example, with its seeds and given weights; and its scope."""
         flat = list(self._flat)
         for i, t in zip(self._mapped, tensors, strict=True):
             flat[i] = t[None]
@@ -230,10 +258,12 @@ class _Mapped:
         mapping = list(zip(self._states, seeds, strict=True))
         if values is not None:
             mapping += zip(self._variables, values, strict=True)
-        with keras.StatelessScope(state_mapping=mapping):
-            return call(*args, **kwargs)
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            return call(*args, **kwargs), scope
 
     def _gradients(self, outputs):
+        if not self._variables:
+            return
         values = [tf.convert_to_tensor(v.value) for v in self._variables]
 
         def one_example(example):
@@ -241,7 +271,7 @@ class _Mapped:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(values)
                 # Not `call`: outside of the model's pass nothing else casts weights.
-                z = self._one(tensors, seeds, self._layer, values)
+                z, _ = self._one(tensors, seeds, self._layer, values)
             grads = tape.gradient(
                 z, values, output_gradients=tf.cast(d[None], z.dtype), unconnected_gradients="zero"
             )
@@ -254,16 +284,25 @@ class _Mapped:
 
 def _owners(model, trainable):
     """The outermost layers to intercept: those with a rule, or with trainable weights of their own,
-    and those that run layers inside of loops (wrappers and recurrent layers)."""
+    those that run layers inside of loops (wrappers and recurrent layers), and those that may not
+    run on batches."""
     found = []
 
     def visit(layer):
-        weights = [v for v in layer.trainable_variables if id(v) in trainable]
-        if not weights:
+        has_rule = registry.rule_for(layer) is not None
+        reason = mixing_reason(layer, has_rule)
+        if reason is not None:
+            if layer is not model:
+                reason = unmappable_reason(layer)
+            if reason is not None:
+                raise CannotFollow(f"{layer.name!r} ({type(layer).__name__}) {reason}")
+            if not any(layer is other for other in found):
+                found.append(layer)
             return
+        weights = [v for v in layer.trainable_variables if id(v) in trainable]
         own = any(id(v) in trainable for v in layer._trainable_variables)
         loops = isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper))
-        if own or loops or registry.rule_for(layer) is not None:
+        if weights and (own or loops or has_rule):
             if not any(layer is other for other in found):
                 found.append(layer)
             return

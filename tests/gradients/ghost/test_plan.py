@@ -1,0 +1,413 @@
+"""Which models the ghost engine is used for, and how that is said."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tf_adadp import clipping
+from tf_adadp.gradients import ghost, make_engine
+from tf_adadp.gradients.ghost import independence, registry
+from tf_adadp.row_gradients import Rows
+from tf_adadp.sampling import make_lot
+
+L = keras.layers
+ROWS = 7
+
+
+def _sequential(shape, *layers, dtype=None):
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *layers])
+
+
+def _data(model, x=None):
+    """Inputs, and targets for mean squared errors."""
+    rng = np.random.default_rng(0)
+    if x is None:
+        x = rng.normal(size=(ROWS, *model.input_shape[1:])).astype(np.float32)
+    outputs = model(x)
+    y = tf.nest.map_structure(lambda t: rng.normal(size=t.shape).astype(np.float32), outputs)
+    loss = tf.nest.map_structure(lambda t: keras.losses.MeanSquaredError(), outputs)
+    compile_loss = CompileLoss(loss)
+    compile_loss.build(y, outputs)
+    return x, y, compile_loss
+
+
+def _engine(model, x=None, length=None, **options):
+    """make_engine for a model of these inputs; `length`: an axis 1 that is not known."""
+    x, y, loss = _data(model, x)
+
+    def spec(a):
+        shape = [None, *a.shape[1:]]
+        if length is not None and len(shape) > 1 and shape[1] == length:
+            shape[1] = None
+        return tf.TensorSpec(shape, a.dtype)
+
+    spec = (*tf.nest.map_structure(spec, (x, y)), None)
+    options = {"jit_compile": False, **options}
+    engine, plan = make_engine(model, loss, element_spec=spec, **options)
+    return engine, plan, (x, y)
+
+
+def _sums(engine, data, clipping_set):
+    lot = make_lot(*data, physical_batch_size=4)
+    seed = tf.constant([3, 5], tf.int64)
+    return tf.function(lambda lot: engine.clipped_sum(lot, clipping_set, seed)[0])(lot)
+
+
+def _assert_refused(model, *reasons, **options):
+    """Sent to the plain engine by "auto", refused by "ghost", for one of the reasons."""
+    _, plan, _ = _engine(model, **options)
+    assert plan.engine == "vectorized"
+    assert any(reason in plan.reason for reason in reasons), plan.reason
+    with pytest.raises(ValueError, match='gradient_engine="ghost": ') as refusal:
+        _engine(model, gradient_engine="ghost", **options)
+    assert plan.reason in str(refusal.value)
+    return plan
+
+
+# --- sent to the plain engine ---------------------------------------------------------------------
+
+
+class Centred(L.Layer):
+    """Subtracts the mean over the batch."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class CentredInPart(Centred):
+    """The same, so weakly that predictions hardly tell."""
+
+    def call(self, x):
+        return x + 0.01 * super().call(x)
+
+
+@pytest.mark.parametrize("layer", [Centred, CentredInPart])
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_layers_that_mix_examples_do_not_let_one_change_the_gradient_of_another(layer, place):
+    """Whichever engine it is: the contribution of one example is as if it were alone."""
+    layers = [L.Dense(5, "tanh"), L.Dense(2)]
+    layers.insert({"first": 0, "middle": 1, "last": 2}[place], layer())
+    model = _sequential((4,), *layers)
+    engine, _, (x, y) = _engine(model)
+    clipping_set = clipping.L2Ball(1e-3)
+    both = _sums(engine, (x[:2], y[:2]), clipping_set)
+    alone = [_sums(engine, (x[i : i + 1], y[i : i + 1]), clipping_set) for i in range(2)]
+    for total, first, second in zip(both, *alone, strict=True):
+        np.testing.assert_allclose(total, first + second, rtol=1e-4, atol=1e-9)
+
+
+class Tied(L.Layer):
+    """Multiplies by another layer's kernel, which it may keep as a layer of its own."""
+
+    def __init__(self, other, tracked):
+        super().__init__()
+        self.other = other if tracked else [lambda: other]
+
+    def call(self, x):
+        other = self.other if isinstance(self.other, L.Layer) else self.other[0]()
+        return keras.ops.matmul(x, keras.ops.transpose(other._kernel))
+
+
+def _tied(tracked):
+    first = L.Dense(3)
+    x = keras.Input((4,))
+    return keras.Model(x, Tied(first, tracked)(first(x)))
+
+
+def test_weights_used_by_a_layer_that_does_not_own_them():
+    _assert_refused(_tied(False), "outside of its layer's own call", "not its gradients")
+
+
+def test_weights_of_two_layers():
+    """Refused, or right."""
+    model = _tied(True)
+    engine, _, data = _engine(model)
+    plain, _, _ = _engine(model, gradient_engine="vectorized")
+    sums = [_sums(e, data, clipping.L2Ball(0.1)) for e in (engine, plain)]
+    for found, expected in zip(*sums, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class AddsLoss(L.Layer):
+    """Adds a loss of this weight."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def call(self, x):
+        self.add_loss(self.weight * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-4])
+def test_add_loss(weight):
+    """A small one, too, which the gradients of random data would hardly show."""
+    model = _sequential((4,), L.Dense(3), AddsLoss(weight), L.Dense(2))
+    _assert_refused(model, "add_loss", "not its gradients")
+
+
+class Looped(L.Layer):
+    """Calls a layer in a loop."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.inner = L.Dense(4, "tanh")
+
+    def build(self, shape):
+        self.inner.build((None, shape[-1]))
+
+    def call(self, x):
+        if self.kind == "while":
+            one = tf.constant(0)
+            return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, self.inner(h)), (one, x))[
+                1
+            ]
+        if self.kind == "map":
+            return tf.map_fn(lambda row: self.inner(row[None])[0], x)
+        steps = keras.ops.stack([x, x])
+        return keras.ops.scan(lambda h, _: (self.inner(h), h), x, steps)[0]
+
+
+def test_layers_called_in_a_scan():
+    """Refused: TensorFlow cannot map what keeps lists of tensors."""
+    model = _sequential((4,), Looped("scan"), L.Dense(2))
+    with pytest.raises(ValueError, match='gradient_engine="ghost": '):
+        _engine(model, gradient_engine="ghost")
+
+
+@pytest.mark.parametrize("kind", ["while", "map"])
+def test_layers_called_in_loops(kind):
+    """Refused, or mapped whole; in no case wrong."""
+    model = _sequential((4,), Looped(kind), L.Dense(2))
+    engine, plan, data = _engine(model)
+    if plan.engine == "ghost":
+        assert plan.gradients[0].rule == "map"
+    found = _sums(engine, data, clipping.L2Ball(0.1))
+    plain, _, _ = _engine(model, gradient_engine="vectorized")
+    for f, e in zip(found, _sums(plain, data, clipping.L2Ball(0.1)), strict=True):
+        np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
+
+
+def test_microbatches():
+    model = _sequential((4,), L.Dense(3))
+    _assert_refused(model, "microbatch_size=2", microbatch_size=2)
+
+
+def test_data_of_unknown_form():
+    model = _sequential((4,), L.Dense(3))
+    *_, loss = _data(model)
+    _, plan = make_engine(model, loss)
+    assert plan.engine == "vectorized"
+    assert "form of the data" in plan.reason
+
+
+def test_the_plain_engine_as_asked_for():
+    _, plan, _ = _engine(_sequential((4,), L.Dense(3)), gradient_engine="vectorized")
+    assert (plan.engine, plan.reason, plan.gradients) == ("vectorized", "as asked for", ())
+    assert plan.floats_per_example == plan.num_scalars == 15
+    assert str(plan) == (
+        "gradient engine: vectorized (as asked for)\nper example: 15 floats for 15 weights"
+    )
+
+
+# --- rules of one's own ---------------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scale(L.Layer):
+    """z = w·x, weight by weight."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=shape[1:], initializer="ones")
+
+    def call(self, x):
+        return self.w * x
+
+
+@pytest.fixture
+def rules():
+    """The rules, with `Scale` declared to be independent; both are taken back."""
+    before, known = dict(registry._RULES), set(independence._KNOWN)
+    ghost.declare_independent(Scale)
+    yield registry._RULES
+    registry._RULES.clear()
+    registry._RULES.update(before)
+    independence._KNOWN.intersection_update(known)
+
+
+def test_a_rule_of_ones_own(rules):
+    model = _sequential((4,), L.Dense(4, "tanh"), Scale(), L.Dense(2))
+    _, before, _ = _engine(model)
+    assert [g.rule for g in before.gradients if g.layer_class == "Scale"] == ["map"]
+
+    @ghost.register(Scale)
+    def scale(layer, call, tap, inputs, **kwargs):
+        def gradients(outputs):
+            yield layer.w, Rows(outputs * inputs)
+
+        return tap(call(inputs, **kwargs), gradients)
+
+    assert rules[Scale] is scale
+    engine, plan, data = _engine(model, gradient_engine="ghost")
+    assert plan.engine == "ghost"
+    assert [g.rule for g in plan.gradients if g.layer_class == "Scale"] == ["scale"]
+    plain, _, _ = _engine(model, gradient_engine="vectorized")
+    clipping_set = clipping.L2Ball(0.1)
+    for f, e in zip(
+        _sums(engine, data, clipping_set), _sums(plain, data, clipping_set), strict=True
+    ):
+        np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("error", ["factor", "other example", "untapped"])
+def test_wrong_rules_are_found_out(rules, error):
+    model = _sequential((4,), Scale(), L.Dense(2))
+
+    @ghost.register(Scale)
+    def scale(layer, call, tap, inputs, **kwargs):
+        def gradients(outputs):
+            rows = outputs * inputs
+            if error == "factor":
+                rows *= 1.1
+            elif error == "other example":  # the sum is right, the rows are not
+                rows = tf.reverse(rows, [0])
+            yield layer.w, Rows(rows)
+
+        z = call(inputs, **kwargs)
+        return tap(z, gradients) if error != "untapped" else z + 0.0 * tap(z, gradients)
+
+    reasons = {
+        "factor": ["not its gradients"],
+        "other example": ["mixes the examples"],
+        "untapped": ["outside of its layer's own call", "not its gradients"],
+    }[error]
+    _assert_refused(model, *reasons)
+
+
+def test_rules_that_raise(rules):
+    @ghost.register(Scale)
+    def scale(layer, call, tap, inputs, **kwargs):
+        raise ValueError("this rule is broken")
+
+    _assert_refused(_sequential((4,), Scale(), L.Dense(2)), "pass on random data failed")
+
+
+# --- kept on the ghost engine ---------------------------------------------------------------------
+
+
+def _two_inputs_two_outputs():
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    h = L.Dense(6, "tanh")(L.Concatenate()([a, b]))
+    return keras.Model({"a": a, "b": b}, {"kind": L.Dense(3)(h), "size": L.Dense(1)(h)})
+
+
+def _tokens():
+    tokens = np.random.default_rng(1).integers(1, 9, (ROWS, 6)).astype(np.int32)
+    tokens[:, 4:] = 0
+    return tokens
+
+
+def _two_inputs():
+    rng = np.random.default_rng(2)
+    return {k: rng.normal(size=(ROWS, n)).astype(np.float32) for k, n in (("a", 4), ("b", 3))}
+
+
+def _masked():
+    x = keras.Input((6,), dtype="int32")
+    h = L.Embedding(9, 4, mask_zero=True)(x)
+    h = h + L.MultiHeadAttention(2, 3)(h, h)
+    return keras.Model(x, L.Dense(2)(L.GlobalAveragePooling1D()(h)))
+
+
+KEPT = {
+    "dropout": (
+        lambda: _sequential((4,), L.Dropout(0.4), L.Dense(9), L.GaussianNoise(0.1), L.Dense(3)),
+        None,
+    ),
+    "two inputs, two outputs": (_two_inputs_two_outputs, _two_inputs()),
+    "masks": (_masked, _tokens()),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept(name):
+    make, x = KEPT[name]
+    _, plan, _ = _engine(make(), x)
+    assert plan.engine == "ghost", plan.reason
+    assert plan.reason == "it can follow every layer"
+    assert "map" not in {g.rule for g in plan.gradients}
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_is_kept(policy):
+    """Norms and sums are float32; what differs is the rounding of the passes."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = _sequential((6, 5), L.Conv1D(4, 3, activation="tanh"), L.Flatten(), L.Dense(2))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    engine, plan, data = _engine(model)
+    assert plan.engine == "ghost", plan.reason
+    plain, _, _ = _engine(model, gradient_engine="vectorized")
+    clipping_set = clipping.L2Ball(0.01)
+    sums = [_sums(e, data, clipping_set) for e in (engine, plain)]
+    scale = np.sqrt(sum((e.numpy() ** 2).sum() for e in sums[1]))
+    for found, expected in zip(*sums, strict=True):
+        assert found.dtype == tf.float32
+        assert np.abs(found - expected).max() <= 0.02 * scale
+
+
+def test_sequences_of_unknown_length_are_kept():
+    model = _sequential(
+        (None, 3), L.Conv1D(4, 3, padding="same"), L.Dense(5, "tanh"), L.GlobalMaxPooling1D()
+    )
+    x = np.random.default_rng(3).normal(size=(ROWS, 11, 3)).astype(np.float32)
+    engine, plan, data = _engine(model, x, length=11)
+    assert plan.engine == "ghost", plan.reason
+    plain, _, _ = _engine(model, x, length=11, gradient_engine="vectorized")
+    clipping_set = clipping.L2Ball(0.1)
+    for f, e in zip(
+        _sums(engine, data, clipping_set), _sums(plain, data, clipping_set), strict=True
+    ):
+        np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def test_a_plan_prints_a_row_for_each_weight():
+    model = _sequential(
+        (8,), L.Embedding(50, 4), L.Dense(64, name="wide"), L.Flatten(), L.Dense(2, name="head"),
+        dtype="int32",
+    )  # fmt: skip
+    x = np.random.default_rng(4).integers(0, 50, (ROWS, 8)).astype(np.int32)
+    _, plan, _ = _engine(model, x)
+    found = {(g.layer, g.variable): (g.rule, g.form, g.size) for g in plan.gradients}
+    embedding = model.layers[0].name
+    assert found == {
+        (embedding, "embeddings"): ("embedding", "lookups", 200),
+        ("wide", "kernel"): ("dense", found["wide", "kernel"][1], 256),
+        ("wide", "bias"): ("dense", "materialized", 64),
+        ("head", "kernel"): ("dense", "outer", 1024),
+        ("head", "bias"): ("dense", "materialized", 2),
+    }
+    assert found["wide", "kernel"][1] in ("gram", "materialized")
+    lines = str(plan).splitlines()
+    assert lines[0] == "gradient engine: ghost (it can follow every layer)"
+    assert lines[1].split() == [
+        "layer", "class", "weight", "entries", "rule", "form", "mult.", "floats",
+    ]  # fmt: skip
+    head = next(g for g in plan.gradients if (g.layer, g.variable) == ("head", "kernel"))
+    row = next(line for line in lines if line.split()[:3] == ["head", "Dense", "kernel"])
+    assert row.split()[3:] == [
+        "1,024", "dense", "outer", f"{head.multiplications:,}", f"{head.floats:,}",
+    ]  # fmt: skip
+    assert len(lines) == 2 + 5 + 1
+    assert plan.floats_per_example == sum(g.floats for g in plan.gradients)
+    assert lines[-1] == (
+        f"per example: {plan.floats_per_example:,} floats for {model.count_params():,} weights"
+    )

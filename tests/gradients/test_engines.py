@@ -1,0 +1,123 @@
+"""Both engines train alike, and trace once however lots vary."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import crossentropy, data, exact_sgd, plain_model
+
+import tf_adadp as dp
+
+OPTIMIZERS = {
+    "dpsgd": lambda: dp.DPSGD(0.1, noise_multiplier=1.0, seed=3),
+    "layers": lambda: dp.DPSGD(0.1, noise_multiplier=1.0, l2_norm_clip={"": 0.5}, seed=3),
+    "adadp": lambda: dp.ADADP(noise_multiplier=1.0, warmup_steps=1, seed=3),
+    "adadp_local": lambda: dp.ADADP(noise_multiplier=1.0, clipping="local", warmup_steps=1, seed=3),
+    "adadp_raw": lambda: dp.ADADP(
+        noise_multiplier=1.0, clipping="local", prior="raw", warmup_steps=1, seed=3
+    ),
+}
+
+
+def _trained(gradient_engine, optimizer, **wrap):
+    keras.utils.set_random_seed(5)
+    model = dp.DPModel(plain_model(), gradient_engine=gradient_engine, **wrap)
+    model.compile(optimizer, loss=crossentropy(), metrics=["accuracy"], jit_compile=False)
+    x, y = data()
+    history = model.fit(x, y, batch_size=30, epochs=2, verbose=0).history
+    return model, history
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_curves_coincide(name):
+    ghost, ghost_history = _trained("ghost", OPTIMIZERS[name]())
+    plain, plain_history = _trained("vectorized", OPTIMIZERS[name]())
+    assert ghost.gradient_plan().engine == "ghost"
+    assert plain.gradient_plan().engine == "vectorized"
+    for a, b in zip(ghost.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ghost_history["loss"], plain_history["loss"], rtol=1e-4)
+    assert ghost_history["accuracy"] == plain_history["accuracy"]
+
+
+@pytest.mark.parametrize("physical_batch_size", [1, 7, 16, 1000])
+def test_chunks_change_nothing(physical_batch_size):
+    whole, _ = _trained("ghost", exact_sgd())
+    cut, _ = _trained("ghost", exact_sgd(), physical_batch_size=physical_batch_size)
+    # Lots are drawn with secret keys, so only full lots compare.
+    x, y = data()
+    for model in (whole, cut):
+        model.set_weights([np.zeros_like(w) + 0.1 for w in model.get_weights()])
+        model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+    for a, b in zip(whole.get_weights(), cut.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient_engine", ["ghost", "vectorized"])
+def test_varying_lots_are_traced_once(gradient_engine):
+    traced = []
+
+    def loss(y_true, y_pred):
+        traced.append(1)
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    model = dp.DPModel(plain_model(), gradient_engine=gradient_engine, physical_batch_size=8)
+    model.compile(dp.DPSGD(noise_multiplier=1.0), loss=loss, jit_compile=False)
+    x, y = data()
+    model.fit(x, y, batch_size=3, epochs=1, steps_per_epoch=1, verbose=0)
+    after_one = len(traced)
+    assert after_one > 0
+    model.fit(x, y, batch_size=3, epochs=3, steps_per_epoch=20, verbose=0)  # some lots are empty
+    model.fit(x, y, batch_size=60, epochs=1, verbose=0)
+    assert len(traced) == after_one
+
+
+def test_the_ghost_engine_under_xla():
+    x, y = data()
+    states = []
+    for jit_compile in (True, False):
+        keras.utils.set_random_seed(5)
+        model = dp.DPModel(plain_model(), gradient_engine="ghost", physical_batch_size=32)
+        model.compile(exact_sgd(), loss=crossentropy(), jit_compile=jit_compile)
+        model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+        states.append(model.get_weights())
+    for a, b in zip(*states, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_lots_are_legal():
+    lots = dp.PoissonLots(*data(rows=50), expected_size=1e-6, seed=1)
+    model = dp.DPModel(plain_model(), gradient_engine="ghost")
+    model.compile(dp.DPSGD(0.1, noise_multiplier=1.0), loss=crossentropy())
+    before = model.model.get_weights()
+    model.fit(lots, steps_per_epoch=2, verbose=0)
+    assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+    assert any(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_row_of_nan_contributes_nothing():
+    x, y = data(rows=40)
+    weights = []
+    for bad in (x[:30], np.concatenate([x[:30], np.full((10, 6), np.nan, np.float32)])):
+        keras.utils.set_random_seed(5)
+        model = dp.DPModel(plain_model(), gradient_engine="ghost")
+        # The same divisor for both: a lot's size is public, and nothing of the lot itself.
+        model.compile(exact_sgd(0.1 * len(bad) / 30), loss=crossentropy())
+        model.fit(bad, y[: len(bad)], batch_size=len(bad), verbose=0)
+        weights.append(model.get_weights())
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_plan_before_training_and_unknown_engine(capsys):
+    model = dp.DPModel(plain_model())
+    with pytest.raises(ValueError, match="compile"):
+        model.gradient_plan()
+    model.compile(dp.DPSGD(noise_multiplier=1.0), loss=crossentropy())
+    plan = model.gradient_plan()
+    assert [g.form for g in plan.gradients] == ["outer", "materialized"] * 2
+    assert "dense" in capsys.readouterr().out
+    assert tf.nest.flatten(model.get_weights())  # nothing was trained
+    assert int(model.optimizer.iterations) == 0
+    with pytest.raises(ValueError, match="gradient_engine='fast'"):
+        dp.DPModel(plain_model(), gradient_engine="fast")
