@@ -27,7 +27,6 @@ from tf_adadp.row_gradients import (
     raised_sum,
     row_norms,
     sum_of_squares,
-    weighted,
 )
 
 # What forming, measuring and summing one entry of a materialised gradient costs, and what an entry
@@ -300,7 +299,14 @@ class SequenceProducts(RowGradients):
         return self._layout.from_matrix(tf.matmul(self._a, self._d, transpose_a=True))
 
     def _rows(self):
-        return Rows(self.materialize())
+        return _Formed(self.materialize())
+
+
+class _Formed(Rows):
+    """Gradients formed outside of XLA, where weighing them in one pass is faster."""
+
+    def _weighted(self, rows, weights):
+        return weighted(rows, weights)
 
 
 class Lookups(RowGradients):
@@ -503,6 +509,12 @@ def _absorbed(inverse, a, d):
     if inverse.shape[1] == 1:
         return a * inverse[:, 0], d
     return a, d * inverse[0]
+
+
+def weighted(rows, weights):
+    """weight·row [B, ...] in one pass, exactly 0 for weight 0 even where the row holds NaN."""
+    weights = tf.reshape(weights, [-1] + [1] * (rows.shape.rank - 1))
+    return tf.math.multiply_no_nan(rows, weights)
 
 
 def _zeroed(values, weights):
