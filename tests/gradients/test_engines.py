@@ -121,3 +121,26 @@ def test_plan_before_training_and_unknown_engine(capsys):
     assert int(model.optimizer.iterations) == 0
     with pytest.raises(ValueError, match="gradient_engine='fast'"):
         dp.DPModel(plain_model(), gradient_engine="fast")
+
+
+def test_an_eager_custom_loop_prepares_once():
+    traced = []
+
+    def loss(y_true, y_pred):
+        traced.append(1)
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
+    optimizer.build(model.trainable_variables)
+    counts = []
+    for lot in dp.PoissonLots(*data(), expected_size=20).take(4, 16):
+        before = len(traced)
+        optimizer.apply_private(dp.clipped_sum(model, loss, lot, optimizer), 20)
+        counts.append(len(traced) - before)
+    assert counts[1] < counts[0]  # no trial on random data, no checks
+    assert counts[1] == counts[2] == counts[3]
+    model.layers[0].trainable = False
+    other = dp.DPSGD(noise_multiplier=1.0)
+    other.build(model.trainable_variables)
+    lot = next(iter(dp.PoissonLots(*data(), expected_size=20).take(1, 16)))
+    assert len(dp.clipped_sum(model, loss, lot, other)) == 2

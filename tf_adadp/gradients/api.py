@@ -124,6 +124,31 @@ def make_engine(
     return VectorizedEngine(example_loss, jit_compile=bool(jit_compile), **options), plan
 
 
+def _cached_engine(model, loss, element_spec, **options):
+    """`make_engine`, once per model, loss, form of data and trained variables.
+
+    A loop that runs eagerly asks at every step.
+    """
+    # Past Keras's tracking; the engine holds the model, so it has to live as long as that.
+    engines = model.__dict__.setdefault("_tf_adadp_engines", {})
+    variables = tuple(id(v) for v in model.trainable_variables)
+    key = (id(loss), str(element_spec), variables, *options.values())
+    if key not in engines:
+        with tf.init_scope():
+            compile_loss = None
+            if loss is not None:
+                compile_loss = CompileLoss(loss)
+                x_spec, y_spec = tf.nest.map_structure(
+                    lambda s: keras.KerasTensor((2, *s.shape[1:]), dtype=s.dtype.name),
+                    element_spec[:2],
+                )
+                y_pred = compute_output_spec(model, x_spec)
+                compute_output_spec(compile_loss, y_spec, y_pred)
+            engine, _ = make_engine(model, compile_loss, element_spec=element_spec, **options)
+        engines[key] = engine, loss  # the loss as well: another one could get its id
+    return engines[key][0]
+
+
 def _check_no_mapped_attention(ghost_pass):
     """Attention inside of a mapped layer would end the process without XLA."""
     for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
@@ -169,15 +194,6 @@ def clipped_sum(
     Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with
     microbatch_size > 1 by the difference of two.
     """
-    (x, y, _), _ = lot
-    compile_loss = None
-    if loss is not None:
-        compile_loss = CompileLoss(loss)
-        x_spec, y_spec = tf.nest.map_structure(
-            lambda t: keras.KerasTensor((2, *t.shape[2:]), dtype=t.dtype.name), (x, y)
-        )
-        y_pred = compute_output_spec(model, x_spec)
-        compute_output_spec(compile_loss, y_spec, y_pred)
     k = optimizer.microbatch_size
     if k > 1 and expected_lot_size is None:
         raise ValueError(
@@ -187,15 +203,14 @@ def clipped_sum(
     spec = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]
     )
-    with tf.init_scope():
-        engine, _ = make_engine(
-            model,
-            compile_loss,
-            jit_compile=jit_compile,
-            gradient_engine=gradient_engine,
-            element_spec=spec,
-            microbatch_size=k,
-        )
+    engine = _cached_engine(
+        model,
+        loss,
+        spec,
+        jit_compile=jit_compile,
+        gradient_engine=gradient_engine,
+        microbatch_size=k,
+    )
     sums, _ = engine.clipped_sum(
         lot,
         optimizer.clipping_set(),
