@@ -43,7 +43,10 @@ _ATTENTION = (
     keras.layers.MultiHeadAttention,
     keras.layers.GroupQueryAttention,
 )
-_ELEMENTWISE = {"Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum"}
+_ELEMENTWISE = {
+    "Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Equal",
+    "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr",
+}  # fmt: skip
 _HARMLESS = {
     "__init__", "get_config", "from_config", "__doc__", "__module__", "__dict__", "__weakref__",
     "__annotations__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
