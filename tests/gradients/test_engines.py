@@ -144,3 +144,22 @@ def test_an_eager_custom_loop_prepares_once():
     other.build(model.trainable_variables)
     lot = next(iter(dp.PoissonLots(*data(), expected_size=20).take(1, 16)))
     assert len(dp.clipped_sum(model, loss, lot, other)) == 2
+
+
+def test_a_layer_changed_between_steps_is_looked_at_again():
+    model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0, l2_norm_clip=1.0)
+    optimizer.build(model.trainable_variables)
+    (lot,) = dp.PoissonLots(*data(), expected_size=60).take(1, 16)
+
+    def sums(gradient_engine):
+        return dp.clipped_sum(
+            model, crossentropy_loss, lot, optimizer, gradient_engine=gradient_engine
+        )
+
+    crossentropy_loss = crossentropy()
+    sums("auto")
+    layer = model.layers[0]
+    call = layer.call
+    layer.call = lambda x, **kwargs: call(x - tf.reduce_mean(x, axis=0), **kwargs)
+    for a, b in zip(sums("auto"), sums("vectorized"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

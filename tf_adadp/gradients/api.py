@@ -15,12 +15,6 @@ FLOAT16_LOSS_SCALE = 1024.0
 _CHUNK_BYTES = 32 * 2**20  # what the ghost engine may hold for norms and sums by default
 _LARGEST_CHUNK = 1024
 
-_ATTENTION = (
-    keras.layers.Attention,
-    keras.layers.AdditiveAttention,
-    keras.layers.MultiHeadAttention,
-    keras.layers.GroupQueryAttention,
-)
 _SLOW_UNDER_XLA = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
@@ -112,7 +106,7 @@ def make_engine(
                     "`tf_adadp.gradients.ghost.register`."
                 ) from None
     plan = ghost.GradientPlan("vectorized", reason, (), num_scalars)
-    has_attention = any(isinstance(layer, _ATTENTION) for layer in layers)
+    has_attention = any(isinstance(layer, ghost.ATTENTION) for layer in layers)
     if jit_compile == "auto":
         jit_compile = has_attention or _compiles_well(layers)
     elif not jit_compile and has_attention:
@@ -132,7 +126,9 @@ def _cached_engine(model, loss, element_spec, **options):
     # Past Keras's tracking; the engine holds the model, so it has to live as long as that.
     engines = model.__dict__.setdefault("_tf_adadp_engines", {})
     variables = tuple(id(v) for v in model.trainable_variables)
-    key = (id(loss), str(element_spec), variables, *options.values())
+    # A layer that was changed since may mix examples, and was looked at when the engine was made.
+    trust = tuple((id(layer), ghost.mixing_reason(layer)) for layer in model._flatten_layers())
+    key = (id(loss), str(element_spec), variables, trust, *options.values())
     if key not in engines:
         with tf.init_scope():
             compile_loss = None
@@ -152,7 +148,7 @@ def _cached_engine(model, loss, element_spec, **options):
 def _check_no_mapped_attention(ghost_pass):
     """Attention inside of a mapped layer would end the process without XLA."""
     for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
-        if any(isinstance(part, _ATTENTION) for part in layer._flatten_layers()):
+        if any(isinstance(part, ghost.ATTENTION) for part in layer._flatten_layers()):
             raise ghost.CannotFollow(f"the layer {layer.name!r} has no rule and attention in it")
 
 

@@ -2,12 +2,13 @@
 
 from tf_adadp.gradients.ghost import convolution, dense, embedding, normalization  # noqa: F401
 from tf_adadp.gradients.ghost.engine import GhostEngine
-from tf_adadp.gradients.ghost.independence import declare_independent, mixing_reason
+from tf_adadp.gradients.ghost.independence import ATTENTION, declare_independent, mixing_reason
 from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, probe
 from tf_adadp.gradients.ghost.registry import register, replaced
 from tf_adadp.gradients.ghost.tracing import CannotFollow, GhostPass
 
 __all__ = [
+    "ATTENTION",
     "CannotFollow",
     "GhostEngine",
     "GhostPass",

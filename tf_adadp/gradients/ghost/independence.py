@@ -37,7 +37,7 @@ _NAMES = [
 _KNOWN = {getattr(keras.layers, n) for n in _NAMES if hasattr(keras.layers, n)}
 _CONTAINERS = {keras.Sequential, Functional}
 _KNOWN |= _CONTAINERS
-_ATTENTION = (
+ATTENTION = (
     keras.layers.Attention,
     keras.layers.AdditiveAttention,
     keras.layers.MultiHeadAttention,
@@ -123,7 +123,7 @@ def unmappable_reason(layer):
     if not owner.__module__.startswith("keras.") or "compute_mask" in vars(layer):
         return "overrides `compute_mask`"
     parts = list(layer._flatten_layers())
-    if any(isinstance(part, _ATTENTION) for part in parts):
+    if any(isinstance(part, ATTENTION) for part in parts):
         return "has attention in it, which ends the process inside of a map without XLA"
     if any(part.activity_regularizer is not None for part in parts if part is not layer):
         return "has a part with an activity regulariser"
