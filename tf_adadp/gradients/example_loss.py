@@ -54,6 +54,23 @@ class ExampleLoss:
         """How many `[2]` uint32 seeds each example needs (dropout and the like)."""
         return len(self._seed_slots)
 
+    def draw_seeds(self, seed, number, *rows):
+        """Seeds for one physical batch or chunk of a lot: uint32 `[*rows, num_seed_generators, 2]`.
+
+        Args:
+            seed: int64 `[2]`, that of the lot.
+            number: scalar int32 tensor, which batch of the lot; 0 is the first. (In the first word
+                0 itself is the seed of the microbatch slots.)
+            rows: the leading axes.
+        """
+        return tf.random.stateless_uniform(
+            [*rows, self.num_seed_generators, 2],
+            seed + tf.stack([tf.cast(number, tf.int64) + 1, tf.zeros([], tf.int64)]),
+            minval=None,
+            maxval=None,
+            dtype=tf.uint32,
+        )
+
     def trainable_values(self):
         """The current trainable weights as tensors, in the order of the gradients."""
         return [tf.convert_to_tensor(v.value) for v in self.trainable_variables]

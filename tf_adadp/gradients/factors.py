@@ -145,8 +145,8 @@ class OuterProducts(RowGradients):
         d, d_scale = _scaled_rows(self._d)
         # The product over the shorter side has the smaller error; the other is a tree of sums.
         if self._layout.num_rows <= self._layout.num_columns:
-            inner, partial = self._layout.num_rows, tf.matmul(tf.square(a), metric)
-            terms = tf.abs(partial) * tf.square(d)
+            inner = self._layout.num_rows
+            terms = tf.matmul(tf.square(a), metric) * tf.square(d)
         else:
             inner = self._layout.num_columns
             terms = tf.matmul(tf.square(d), metric, transpose_b=True) * tf.square(a)

@@ -63,7 +63,6 @@ class VectorizedEngine:
         (x, y, sample_weight), mask = lot
         num_batches = tf.shape(mask)[0]
         batch_size = mask.shape[1] or tf.shape(mask)[1]  # static but after a change of batch size
-        seeds_shape = [batch_size, self.example_loss.num_seed_generators, 2]
         trainable = self.example_loss.trainable_values()
 
         if microbatch_size > 1:
@@ -107,14 +106,7 @@ class VectorizedEngine:
             x_p, y_p, weight_p, mask_p, slots_p = tf.nest.map_structure(
                 lambda t: None if t is None else t[p], (x, y, sample_weight, mask, slots)
             )
-            seeds = tf.random.stateless_uniform(
-                seeds_shape,
-                # The first word counts physical batches; 0 is the seed of the slots.
-                seed + tf.stack([tf.cast(p, tf.int64) + 1, tf.zeros([], tf.int64)]),
-                minval=None,
-                maxval=None,
-                dtype=tf.uint32,
-            )
+            seeds = self.example_loss.draw_seeds(seed, p, batch_size)
             new, carry, losses, y_pred = run(x_p, y_p, weight_p, mask_p, slots_p, seeds, carry)
             if on_batch is not None:
                 on_batch(y_p, y_pred, weight_p, mask_p, losses)

@@ -60,7 +60,6 @@ class GhostEngine:
         num_chunks = -(-num_batches // batches_at_once)
         per_chunk = -(-num_batches // tf.maximum(num_chunks, 1))
         trainable = self.example_loss.trainable_values()
-        num_seeds = self.example_loss.num_seed_generators
 
         def work(x, y, sample_weight, mask, seeds):
             losses, y_pred, gradients, _ = self._ghost_pass(trainable, x, y, sample_weight, seeds)
@@ -80,13 +79,7 @@ class GhostEngine:
             else:
                 chunk = tf.nest.map_structure(lambda t: None if t is None else t[first:last], rows)
             x_c, y_c, weight_c, mask_c = chunk
-            seeds = tf.random.stateless_uniform(
-                [num_seeds, 2],
-                seed + tf.stack([tf.cast(c, tf.int64) + 1, tf.zeros([], tf.int64)]),
-                minval=None,
-                maxval=None,
-                dtype=tf.uint32,
-            )
+            seeds = self.example_loss.draw_seeds(seed, c)
             new, losses, y_pred = run(x_c, y_c, weight_c, mask_c, seeds)
             if on_batch is not None:
                 on_batch(y_c, y_pred, weight_c, mask_c, losses)

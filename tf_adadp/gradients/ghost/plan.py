@@ -152,7 +152,7 @@ def probe(ghost_pass, element_spec):
     for variable, found, wanted in zip(
         example_loss.trainable_variables, sums, expected, strict=True
     ):
-        apart = float(tf.reduce_max(tf.abs(found - wanted), axis=None))
+        apart = float(tf.reduce_max(tf.abs(found - wanted)))
         if apart > tolerance * scale:
             raise CannotFollow(f"the gradients found for {variable.path} are not its gradients")
     for before, after in zip(
