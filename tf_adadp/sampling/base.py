@@ -131,7 +131,7 @@ class Lots(abc.ABC):
         dataset = dataset.map(pack_tensors)
         cardinality = tf.data.INFINITE_CARDINALITY if num_lots is None else num_lots
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
-        return dataset.prefetch(2)
+        return dataset.prefetch(1)
 
     def take(self, num_lots, physical_batch_size):
         """Iterate over the next `num_lots` lots (None: without end), for custom training loops.
