@@ -22,6 +22,7 @@ _MODULE_OF = {
     "DPSGD": "optimizers",
     "DeclaredLots": "sampling",
     "FixedSizeLots": "sampling",
+    "InverseSqrtDecay": "optimizers",
     "PoissonLots": "sampling",
     "PrivacyCallback": "callbacks",
     "PrivacyLedger": "accounting",
@@ -32,6 +33,7 @@ _MODULE_OF = {
     "load_model": "model",
     "make_lot": "sampling",
     "noise": None,
+    "priors": "optimizers",
 }
 __all__ = sorted(_MODULE_OF)
 _NEEDS_KERAS = {

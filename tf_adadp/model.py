@@ -337,6 +337,7 @@ class DPModel(keras.Model):
             on_batch=self._update_metrics,
             microbatch_size=optimizer.microbatch_size,
             num_slots=optimizer.num_slots(expected_size),
+            augmentation_multiplicity=optimizer.augmentation_multiplicity,
         )
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
@@ -558,6 +559,7 @@ class DPModel(keras.Model):
             gradient_engine=self.gradient_engine,
             element_spec=element_spec,
             microbatch_size=self.optimizer.microbatch_size,
+            augmentation_multiplicity=self.optimizer.augmentation_multiplicity,
             max_rows=self.physical_batch_size,
         )
         self._run.engine = engine

@@ -73,6 +73,11 @@ class RowGradients(abc.ABC):
     def materialize(self):
         """The gradients as one float32 tensor [B, *shape]."""
 
+    def group_means(self, size):
+        """The means over groups of `size` rows that follow each other, as `RowGradients`."""
+        rows = self.materialize()
+        return Rows(tf.reduce_mean(grouped(rows, size), axis=1))
+
 
 class AxisScales:
     """The metric of an ellipsoid in one variable: (g − a)/b, with what norms need worked out once.
@@ -163,6 +168,14 @@ class Rows(RowGradients):
         """
         weights = tf.reshape(weights, [-1] + [1] * (rows.shape.rank - 1))
         return tf.where(weights > 0.0, rows, 0.0) * weights
+
+
+def grouped(values, size):
+    """[B·size, ...] as [B, size, ...]."""
+    # Not -1 for the number of groups: it cannot be told from an empty batch.
+    head = tf.stack([tf.shape(values)[0] // size, size])
+    values_in_groups = tf.reshape(values, tf.concat([head, tf.shape(values)[1:]], 0))
+    return tf.ensure_shape(values_in_groups, [None, size, *values.shape[1:]])
 
 
 def as_rows(gradients):

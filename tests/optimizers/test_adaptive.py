@@ -9,7 +9,8 @@ import tensorflow as tf
 from cases import SHAPES, advance, make, make_variables, random_grads
 
 import tf_adadp as dp
-from tf_adadp.optimizers import priors
+from tf_adadp import priors
+from tf_adadp.optimizers.priors.base import FLOOR
 
 
 def built(optimizer, shapes):
@@ -18,7 +19,7 @@ def built(optimizer, shapes):
 
 
 def slow_prior(history, decay, exponent):
-    """ReleasedPrior in float64 with loops; `history` is a list of (released, stddevs)."""
+    """ExponentialPrior in float64 with loops; `history` is a list of (released, stddevs)."""
     shapes = [g.shape for g in history[0][0]]
     moments = [np.zeros(s[:-1] if len(s) > 1 else ()) for s in shapes]
     variances = [np.zeros_like(m) for m in moments]
@@ -63,13 +64,13 @@ def slow_prior(history, decay, exponent):
             for p, s in zip(powers, shapes, strict=True)
         ]
     )
-    return np.sqrt(priors.FLOOR**2 + (1 - priors.FLOOR**2) * full**2 / np.mean(full**2))
+    return np.sqrt(FLOOR**2 + (1 - FLOOR**2) * full**2 / np.mean(full**2))
 
 
 @pytest.mark.parametrize(("decay", "exponent"), [(0.9, 0.25), (0.5, 0.5), (0.0, 1.0)])
 def test_the_prior_equals_a_slow_reference(decay, exponent):
     variables = make_variables()
-    prior = priors.ReleasedPrior(decay, exponent)
+    prior = priors.ExponentialPrior(decay=decay, exponent=exponent)
     prior.build(
         lambda shape, name: keras.Variable(np.zeros(shape, np.float32), trainable=False), variables
     )
@@ -88,7 +89,7 @@ def test_the_prior_equals_a_slow_reference(decay, exponent):
     )
     np.testing.assert_allclose(r, slow_prior(history, decay, exponent), rtol=2e-4)
     assert np.mean(r**2) == pytest.approx(1.0, rel=1e-4)
-    assert r.min() >= priors.FLOOR * (1 - 1e-4)
+    assert r.min() >= FLOOR * (1 - 1e-4)
     assert r.max() / r.min() > 1.5
 
 
@@ -129,7 +130,7 @@ def test_warm_up_is_dpsgd():
 def test_rmsprop_and_sgd_steps_are_kerass_own():
     """With one release handed to both, the private optimizer moves as Keras's does."""
     for private, plain in (
-        (dp.ADADP(0.01, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
+        (dp.ADADP(0.01, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6, scale_step=False),
          keras.optimizers.RMSprop(0.01)),
         (dp.ADAN(0.1, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
          keras.optimizers.SGD(0.1)),
@@ -145,6 +146,72 @@ def test_rmsprop_and_sgd_steps_are_kerass_own():
             private.apply_private(private.clipping_set().clipped_sum([rows], tf.ones(5)), 5)
             plain.apply([tf.reduce_mean(rows, 0)], [second])
         np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_step_is_divided_by_the_shape_of_the_noise(momentum):
+    """Against RMSprop on the same released vector, with the shape that it was released with."""
+    optimizer = dp.ADADP(
+        0.01, noise_multiplier=0.3, seed=1, warmup_steps=2, momentum=momentum, prior_decay=0.9
+    )
+    variables = make_variables()
+    optimizer.build(variables)
+    released = []
+    observe = optimizer._observe
+    optimizer._observe = lambda g, std: (released.append(g), observe(g, std))
+    velocity, step = [np.zeros(s) for s in SHAPES.values()], [np.zeros(s) for s in SHAPES.values()]
+    theta = [v.numpy() for v in variables]
+    rng = np.random.default_rng(5)
+    for t in range(6):
+        shape = [np.asarray(r) for r in optimizer.noise_shape()]
+        assert all(np.all(r == 1) for r in shape) == (t < 2)
+        advance(optimizer, rng, 1)
+        for i, g in enumerate(released[-1]):
+            velocity[i] = 0.9 * velocity[i] + 0.1 * g.numpy() ** 2
+            step[i] = momentum * step[i] + 0.01 / shape[i] * g / np.sqrt(velocity[i] + 1e-7)
+            theta[i] = theta[i] - step[i]
+    for variable, expected in zip(variables, theta, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_rescaled_input_is_trained_alike():
+    """Rows of gradients scaled by s make rows of the weights move 1/s as far: once the prior knows
+    the scales, the functions that are trained agree, up to its floor and rate of learning."""
+    scales = np.where(np.arange(20) % 2, 0.5, 1.5)[:, None]
+    moved = {}
+    for name, scale_step in (("scaled", True), ("rmsprop", False)):
+        optimizer = dp.ADADP(
+            0.01, noise_multiplier=1e-3, l2_norm_clip=10.0, seed=1, scale_step=scale_step
+        )
+        variable = keras.Variable(np.zeros((20, 8), np.float32))
+        optimizer.build([variable])
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            before = variable.numpy()
+            rows = tf.constant(scales * rng.normal(size=(30, 20, 8)), tf.float32)
+            sums = optimizer.clipping_set().clipped_sum([rows], tf.ones([30]))
+            optimizer.apply_private(sums, 30.0)
+        steps = np.sqrt(np.mean((variable.numpy() - before) ** 2, 1)).reshape(10, 2).mean(0)
+        moved[name] = steps[1] / steps[0]
+    assert moved["rmsprop"] == pytest.approx(1.0, rel=0.3)
+    assert 1.7 < moved["scaled"] < 3.5
+
+
+def test_the_default_schedule():
+    schedule = dp.InverseSqrtDecay()
+    for step, rate in ((0, 0.032), (150, 0.016), (750, 0.008)):
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-5)
+    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+    assert again.get_config() == schedule.get_config()
+    for make_one in (dp.ADADP, dp.ADAL):
+        optimizer = make_one(noise_multiplier=1.0)
+        assert float(optimizer.learning_rate) == pytest.approx(0.032, rel=1e-5)
+        copy = type(optimizer).from_config(optimizer.get_config())
+        assert float(copy.learning_rate) == pytest.approx(0.032, rel=1e-5)
+        assert float(make_one(0.5, noise_multiplier=1.0).learning_rate) == pytest.approx(0.5)
+    for bad in ({"initial_learning_rate": 0}, {"decay_steps": -1}, {"decay_steps": "a"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            dp.InverseSqrtDecay(**bad)
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -211,7 +278,7 @@ def test_no_run_diverges(sigma, rows, columns, lot, signal, clipping):
     """
     optimizer = built(
         dp.ADADP(
-            noise_multiplier=sigma, clipping=clipping, prior_exponent=0.5, warmup_steps=1,
+            2e-3, noise_multiplier=sigma, clipping=clipping, prior_exponent=0.5, warmup_steps=1,
             local_clip_factor=1.0, seed=0,
         ),
         [(rows, columns), (columns,)],

@@ -39,6 +39,7 @@ def make_engine(
     gradient_engine="auto",
     element_spec=None,
     microbatch_size=1,
+    augmentation_multiplicity=1,
     max_rows=None,
 ):
     """The engine that suits a model, and why.
@@ -55,13 +56,15 @@ def make_engine(
         element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch; without it the plain
             engine is the choice of "auto".
         microbatch_size: more than 1 needs the plain engine.
+        augmentation_multiplicity: more than 1 needs a model with random layers.
         max_rows: how many examples the ghost engine works on at once; None to let it choose.
 
     Returns:
         `(engine, plan)`, plan a `GradientPlan`.
 
     Raises:
-        ValueError: a layer or the loss writes state or calls Python; gradient_engine="ghost" and
+        ValueError: a layer or the loss writes state or calls Python; augmentation_multiplicity > 1
+            and the model draws no random numbers; gradient_engine="ghost" and
             the ghost engine cannot follow the model; attention in the plain engine with
             jit_compile=False.
     """
@@ -72,6 +75,7 @@ def make_engine(
         "loss_scale": FLOAT16_LOSS_SCALE if scaled else 1.0,
     }
     example_loss = ExampleLoss(model, loss)
+    example_loss.check_multiplicity(augmentation_multiplicity)
     if element_spec is not None:
         example = tf.nest.map_structure(
             lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
@@ -206,12 +210,14 @@ def clipped_sum(
         jit_compile=jit_compile,
         gradient_engine=gradient_engine,
         microbatch_size=k,
+        augmentation_multiplicity=optimizer.augmentation_multiplicity,
     )
     sums, _ = engine.clipped_sum(
         lot,
         optimizer.clipping_set(),
         optimizer.example_seed(),
         microbatch_size=k,
+        augmentation_multiplicity=optimizer.augmentation_multiplicity,
         num_slots=optimizer.num_slots(expected_lot_size) if k > 1 else None,
     )
     return sums

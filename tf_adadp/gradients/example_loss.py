@@ -54,6 +54,15 @@ class ExampleLoss:
         """How many `[2]` uint32 seeds each example needs (dropout and the like)."""
         return len(self._seed_slots)
 
+    def check_multiplicity(self, multiplicity):
+        """Raises ValueError where several draws per example would all be the same."""
+        if multiplicity > 1 and self.num_seed_generators == 0:
+            raise ValueError(
+                f"augmentation_multiplicity={multiplicity}: the model draws no random numbers, so "
+                "every copy of an example would be the same. Put layers such as "
+                "keras.layers.RandomTranslation or Dropout into the model, or give 1."
+            )
+
     def draw_seeds(self, seed, number, *rows):
         """Seeds for one physical batch or chunk of a lot: uint32 `[*rows, num_seed_generators, 2]`.
 

@@ -24,6 +24,7 @@ from tf_adadp.row_gradients import (
     SMALLEST_SQUARE,
     RowGradients,
     Rows,
+    grouped,
     raised_sum,
     row_norms,
     sum_of_squares,
@@ -234,6 +235,10 @@ class OuterProducts(RowGradients):
         """a ⊗ d, [B, *shape]."""
         return self._layout.from_matrix(self._a[:, :, None] * self._d[:, None, :])
 
+    def group_means(self, size):
+        """See `RowGradients.group_means`: a group is a sequence."""
+        return SequenceProducts(grouped(self._a, size), grouped(self._d, size) / size, self._layout)
+
 
 class SequenceProducts(RowGradients):
     """g_x = Σ_t a_xt ⊗ d_xt.
@@ -297,6 +302,11 @@ class SequenceProducts(RowGradients):
     def materialize(self):
         """Σ_t a_t ⊗ d_t, [B, *shape]."""
         return self._layout.from_matrix(tf.matmul(self._a, self._d, transpose_a=True))
+
+    def group_means(self, size):
+        """See `RowGradients.group_means`: the sequences of a group are put end to end."""
+        a, d = _end_to_end(self._a, size), _end_to_end(self._d, size) / size
+        return SequenceProducts(a, d, self._layout)
 
     def _rows(self):
         return _Formed(self.materialize())
@@ -427,6 +437,11 @@ class Lookups(RowGradients):
         )
         return tf.reshape(rows, [batch, *self._shape])
 
+    def group_means(self, size):
+        """See `RowGradients.group_means`: the lookups of a group are put end to end."""
+        d = _end_to_end(self._d, size) / size
+        return Lookups(_end_to_end(self._indices, size), d, self._shape)
+
 
 def add(parts):
     """The sum of several gradients of one variable, as of a layer that is used more than once."""
@@ -529,6 +544,14 @@ def _less_center(total, axis_scales, weights):
     if axis_scales.center is not None:
         total -= tf.reduce_sum(weights) * axis_scales.center
     return tf.where(axis_scales.scale > 0.0, total, 0.0)
+
+
+def _end_to_end(values, size):
+    """[B·size, T, ...] as [B, size·T, ...]."""
+    length = values.shape[1] and size * values.shape[1]
+    head = tf.stack([tf.shape(values)[0] // size, size * tf.shape(values)[1]])
+    joined = tf.reshape(values, tf.concat([head, tf.shape(values)[2:]], 0))
+    return tf.ensure_shape(joined, [None, length, *values.shape[2:]])
 
 
 def _sequence(values):

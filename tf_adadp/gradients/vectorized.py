@@ -39,7 +39,15 @@ class VectorizedEngine:
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
-        self, lot, clipping_set, seed, *, on_batch=None, microbatch_size=1, num_slots=None
+        self,
+        lot,
+        clipping_set,
+        seed,
+        *,
+        on_batch=None,
+        microbatch_size=1,
+        num_slots=None,
+        augmentation_multiplicity=1,
     ):
         """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
 
@@ -52,6 +60,8 @@ class VectorizedEngine:
             microbatch_size: k > 1 clips the sum over the examples of one slot divided by k, where
                 each example draws one of `num_slots` slots for itself.
             num_slots: scalar int tensor, round(expected lot size / k); needed where k > 1.
+            augmentation_multiplicity: K > 1 takes the mean of an example's gradient over K draws
+                of its random layers before it is clipped.
 
         Returns:
             `(sums, loss)`: list of float32 tensors of the shapes that `clipping_set` returns, and
@@ -64,7 +74,6 @@ class VectorizedEngine:
         num_batches = tf.shape(mask)[0]
         batch_size = mask.shape[1] or tf.shape(mask)[1]  # static but after a change of batch size
         trainable = self.example_loss.trainable_values()
-
         if microbatch_size > 1:
             slots, (x, y, sample_weight, mask) = microbatch.sort_by_slot(
                 seed,
@@ -106,7 +115,7 @@ class VectorizedEngine:
             x_p, y_p, weight_p, mask_p, slots_p = tf.nest.map_structure(
                 lambda t: None if t is None else t[p], (x, y, sample_weight, mask, slots)
             )
-            seeds = self.example_loss.draw_seeds(seed, p, batch_size)
+            seeds = self.example_loss.draw_seeds(seed, p, batch_size, augmentation_multiplicity)
             new, carry, losses, y_pred = run(x_p, y_p, weight_p, mask_p, slots_p, seeds, carry)
             if on_batch is not None:
                 on_batch(y_p, y_pred, weight_p, mask_p, losses)
@@ -142,7 +151,11 @@ class VectorizedEngine:
             x, y, sample_weight = tf.nest.pack_sequence_as(structure, flat)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trainable)
-                loss, y_pred = self.example_loss(trainable, x, y, sample_weight, seeds)
+                draws = [
+                    self.example_loss(trainable, x, y, sample_weight, s) for s in tf.unstack(seeds)
+                ]
+                loss = tf.add_n([loss for loss, _ in draws]) / len(draws)
+                y_pred = draws[0][1]
                 scaled = loss * self._loss_scale
             grads = tape.gradient(scaled, trainable, unconnected_gradients="zero")
             grads = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]

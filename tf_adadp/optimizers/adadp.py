@@ -1,28 +1,43 @@
 """ADADP: an adaptive learning rate and adaptive noise."""
 
 import keras
+import tensorflow as tf
 
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.schedules import InverseSqrtDecay
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
 class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
     """ADADP (Xu et al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep
-    Learning", Algorithm 1), in a sound form.
+    Learning", Algorithm 1), in a sound form whose defaults need no tuning.
 
-    An RMSprop step (eq. 1, with 1 − ρ = γ = 0.1) on a release whose clipping set and noise follow
-    the size that past releases showed of each coordinate; see `AdaptiveNoise` for set, noise and
-    guarantee. What differs from the print, and why: the paper's prior averages RAW gradients, which
-    leaks through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
+    An RMSprop step (eq. 1, with 1 − ρ = γ = 0.1) on a release g̃ whose clipping set and noise follow
+    the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
+    guarantee. With `scale_step` the step follows r as well:
+
+        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.032 / √(1 + t/50)
+
+    so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
+    one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
+    denominator is the noise's own std, and every coordinate gets the same noise whatever r is.
+    Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
+
+    Measured (`benchmarks/adadp_default.py`, docs/adadp.md): at these defaults level with DP-SGD
+    tuned for each task and budget, and well above it where inputs are badly scaled.
+
+    What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
+    through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
     sees released vectors with their known noise variance subtracted, and sets the shape of the
-    noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞.
+    noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`.
 
     Args:
-        learning_rate: η, a float or a Keras schedule. The step is scale-free, so the default suits
-            most models.
+        learning_rate: η, a float or a Keras schedule; None for `InverseSqrtDecay()`. The step does
+            not depend on the scale of gradients or noise, so the default suits most models.
         rho: ρ = 1 − γ of the RMSprop step.
         clipping: "ellipsoid", or "local" for the paper's coordinate-wise clipping.
-        prior: "released", or "raw" for the paper's, ε = ∞.
+        prior: "released", another `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
+        scale_step: whether the step is divided by r once the warm-up is over. Post-processing.
         warmup_steps, local_clip_factor (β), prior_decay (γ'), prior_exponent,
             local_clip_threshold (G): see `AdaptiveNoise`.
         momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
@@ -31,15 +46,16 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=4e-3,
+        learning_rate=None,
         *,
         rho=0.9,
         clipping="ellipsoid",
         prior="released",
+        scale_step=True,
         warmup_steps=None,
         local_clip_factor=1.2,
-        prior_decay=0.9,
-        prior_exponent=0.25,
+        prior_decay=None,
+        prior_exponent=0.5,
         local_clip_threshold=1e-6,
         momentum=0.0,
         epsilon=1e-7,
@@ -47,7 +63,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         **kwargs,
     ):
         super().__init__(
-            learning_rate=learning_rate,
+            learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
             rho=rho,
             clipping=clipping,
             prior=prior,
@@ -61,3 +77,27 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
             centered=centered,
             **kwargs,
         )
+        self.scale_step = bool(scale_step)
+        self._step_factors = None
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+        """See `DPOptimizer.apply_private`."""
+        if self.scale_step and self.prior != "raw":
+            # The shape that this release was made with: `super` changes the prior.
+            self._step_factors = [tf.math.reciprocal(r) for r in self.noise_shape()]
+        try:
+            super().apply_private(sums, expected_lot_size, regularization_gradients)
+        finally:
+            self._step_factors = None
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Keras's RMSprop step of one variable, its rate divided by r."""
+        if self._step_factors is not None:
+            factor = self._step_factors[self._get_variable_index(variable)]
+            learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)
+        super().update_step(gradient, variable, learning_rate)
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return {**super().get_config(), "scale_step": self.scale_step}

@@ -22,13 +22,13 @@ class ADAN(AdaptiveNoise, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=0.5,
+        learning_rate=1.0,
         *,
         clipping="ellipsoid",
         prior="released",
         warmup_steps=None,
         local_clip_factor=1.2,
-        prior_decay=0.9,
+        prior_decay=None,
         prior_exponent=0.25,
         local_clip_threshold=1e-6,
         momentum=0.0,

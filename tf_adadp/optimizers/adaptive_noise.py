@@ -3,18 +3,21 @@
 import math
 
 import dp_accounting
+import keras
 import tensorflow as tf
 
 from tf_adadp import clipping as sets
-from tf_adadp.optimizers import priors
 from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.optimizers.checks import check_choice, check_number
+from tf_adadp.optimizers.priors import ExponentialPrior, Prior
+from tf_adadp.optimizers.priors.raw import RawPrior, variance
 from tf_adadp.row_gradients import as_rows
 
 
 class AdaptiveNoise(DPOptimizer):
     """Mixin: the clipping set and its noise follow a prior of each coordinate's size.
 
-    With r the prior's shape (mean(r²) = 1, `tf_adadp.optimizers.priors.ReleasedPrior`), m the
+    With r the prior's shape (mean(r²) = 1, see `tf_adadp.optimizers.priors.Prior`), m the
     number of trainable scalars and C the clip norm:
 
     - `clipping="ellipsoid"`: ‖v/b‖₂ ≤ 1, b = C·r, noise s = σ*·b. r ≡ 1 is DP-SGD.
@@ -32,12 +35,13 @@ class AdaptiveNoise(DPOptimizer):
 
     Args:
         clipping: "ellipsoid" or "local".
-        prior: "released" or "raw".
+        prior: "released" (an `ExponentialPrior` with the arguments below), another `Prior`, or
+            "raw".
         warmup_steps: steps with DP-SGD's ball and noise before the prior is used. None: until the
             paper's switch, Var > G, of r (released) or of √E' (raw).
         local_clip_factor: β > 0, used by "local" and by the raw prior.
-        prior_decay: γ' in [0, 1).
-        prior_exponent: p > 0, r ∝ (second moment)^p; used by the released prior.
+        prior_decay: γ' in [0, 1), of "released" and "raw". None: 0.995, for "raw" the paper's 0.9.
+        prior_exponent: p > 0, r ∝ (second moment)^p; of "released".
         local_clip_threshold: G ≥ 0 of the switch.
         **kwargs: see `DPOptimizer`; l2_norm_clip is one number here.
     """
@@ -54,30 +58,42 @@ class AdaptiveNoise(DPOptimizer):
         local_clip_threshold,
         **kwargs,
     ):
-        _one_of("clipping", clipping, ("ellipsoid", "local"))
-        _one_of("prior", prior, ("released", "raw"))
-        _in_range("local_clip_factor", local_clip_factor, "a finite number above 0", above=0)
-        _in_range("prior_exponent", prior_exponent, "a finite number above 0", above=0)
-        _in_range("prior_decay", prior_decay, "a number in [0, 1)", at_least=0, below=1)
-        _in_range("local_clip_threshold", local_clip_threshold, "a number ≥ 0", at_least=0)
+        check_choice("clipping", clipping, ("ellipsoid", "local"))
+        positive = "a finite number above 0"
+        local_clip_factor = check_number("local_clip_factor", local_clip_factor, positive, above=0)
+        prior_exponent = check_number("prior_exponent", prior_exponent, positive, above=0)
+        if prior_decay is not None:
+            prior_decay = check_number(
+                "prior_decay", prior_decay, "a number in [0, 1)", at_least=0, below=1
+            )
+        local_clip_threshold = check_number(
+            "local_clip_threshold", local_clip_threshold, "a number ≥ 0", at_least=0
+        )
         if warmup_steps is not None and not (
             isinstance(warmup_steps, int)
             and not isinstance(warmup_steps, bool)
             and warmup_steps >= 0
         ):
             raise ValueError(f"warmup_steps={warmup_steps!r}: give an integer ≥ 0, or None.")
+        if isinstance(prior, dict):  # from a saved file
+            prior = keras.saving.deserialize_keras_object(prior)
+        if not isinstance(prior, Prior):
+            check_choice("prior", prior, ("released", "raw"))
         super().__init__(**kwargs)
         self.clipping = clipping
         self.prior = prior
         self.warmup_steps = warmup_steps
-        self.local_clip_factor = float(local_clip_factor)
-        self.prior_decay = float(prior_decay)
-        self.prior_exponent = float(prior_exponent)
-        self.local_clip_threshold = float(local_clip_threshold)
+        self.local_clip_factor = local_clip_factor
+        self.prior_decay = prior_decay
+        self.prior_exponent = prior_exponent
+        self.local_clip_threshold = local_clip_threshold
         if prior == "raw":
-            self._prior = priors.RawPrior(self.prior_decay)
+            self._prior = RawPrior(0.9 if prior_decay is None else prior_decay)
+        elif prior == "released":
+            decay = 0.995 if prior_decay is None else prior_decay
+            self._prior = ExponentialPrior(decay=decay, exponent=prior_exponent)
         else:
-            self._prior = priors.ReleasedPrior(self.prior_decay, self.prior_exponent)
+            self._prior = prior
 
     def _check_clip(self, l2_norm_clip):
         if isinstance(l2_norm_clip, dict):
@@ -98,10 +114,9 @@ class AdaptiveNoise(DPOptimizer):
         """The set of this step: an ellipsoid or a box, or the ball of radius C while warming up."""
         if self.prior == "raw":
             return _WithRawSum(self._printed_set())
-        shape = self._prior.shape()
-        warm = self._is_warm(shape)
         if self.clipping == "ellipsoid":
-            return sets.Ellipsoid([self.l2_norm_clip * tf.where(warm, r, 1.0) for r in shape])
+            return sets.Ellipsoid([self.l2_norm_clip * r for r in self.noise_shape()])
+        shape = self._prior.shape()
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         box = sets.Box(
             [
@@ -109,7 +124,16 @@ class AdaptiveNoise(DPOptimizer):
                 for r, v in zip(shape, self._trainable_variables, strict=True)
             ]
         )
-        return sets.Switch(warm, box, sets.L2Ball(self.l2_norm_clip))
+        return sets.Switch(self._is_warm(shape), box, sets.L2Ball(self.l2_norm_clip))
+
+    def noise_shape(self):
+        """r of the next release, per variable a tensor that broadcasts to it; 1 while warming up.
+
+        From released state only, so it may be looked at. Not there with `prior="raw"`.
+        """
+        shape = self._prior.shape()
+        warm = self._is_warm(shape)
+        return [tf.where(warm, r, 1.0) for r in shape]
 
     def _printed_set(self):
         """Algorithm 1, lines 6–20."""
@@ -125,7 +149,7 @@ class AdaptiveNoise(DPOptimizer):
         """Whether the warm-up is over, from released state (or, printed, from raw state)."""
         if self.warmup_steps is not None:
             return self.iterations.value >= self.warmup_steps
-        return priors.variance(shape) > self.local_clip_threshold
+        return variance(shape) > self.local_clip_threshold
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
@@ -138,7 +162,7 @@ class AdaptiveNoise(DPOptimizer):
             self._prior.update([g / tf.cast(expected_lot_size, tf.float32) for g in raw])
 
     def _observe(self, released, stddevs):
-        if self.prior == "released":
+        if self.prior != "raw":
             self._prior.update(released, stddevs)
 
     def event(self, law):
@@ -152,7 +176,7 @@ class AdaptiveNoise(DPOptimizer):
         config = super().get_config()
         config.update(
             clipping=self.clipping,
-            prior=self.prior,
+            prior=keras.saving.serialize_keras_object(self.prior),
             warmup_steps=self.warmup_steps,
             local_clip_factor=self.local_clip_factor,
             prior_decay=self.prior_decay,
@@ -179,17 +203,3 @@ class _WithRawSum(sets.ClippingSet):
         finite = [tf.where(tf.math.is_finite(g), g, 0.0) for g in rows]
         raw = [tf.tensordot(mask, g, [[0], [0]]) for g in finite]
         return [*self._clipping_set.clipped_sum(grads, mask), *raw]
-
-
-def _one_of(name, value, known):
-    if value not in known:
-        raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, known))}.")
-
-
-def _in_range(name, value, wanted, *, above=-math.inf, at_least=-math.inf, below=math.inf):
-    try:
-        fits = math.isfinite(value) and value > above and at_least <= value < below
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name}={value!r}: give {wanted}.")

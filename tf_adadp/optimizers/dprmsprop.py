@@ -3,6 +3,7 @@
 import keras
 
 from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.optimizers.schedules import InverseSqrtDecay
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -14,14 +15,14 @@ class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
     with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class.
 
     Args:
-        learning_rate: η, a float or a Keras schedule.
+        learning_rate: η, a float or a Keras schedule; None for `InverseSqrtDecay()`.
         rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
         **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.RMSprop`.
     """
 
     def __init__(
         self,
-        learning_rate=4e-3,
+        learning_rate=None,
         *,
         rho=0.9,
         momentum=0.0,
@@ -30,7 +31,7 @@ class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
         **kwargs,
     ):
         super().__init__(
-            learning_rate=learning_rate,
+            learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
             rho=rho,
             momentum=momentum,
             epsilon=epsilon,

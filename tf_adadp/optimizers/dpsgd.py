@@ -19,7 +19,7 @@ class DPSGD(DPOptimizer, keras.optimizers.SGD):
         **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
     """
 
-    def __init__(self, learning_rate=0.5, *, momentum=0.0, nesterov=False, **kwargs):
+    def __init__(self, learning_rate=1.0, *, momentum=0.0, nesterov=False, **kwargs):
         super().__init__(
             learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, **kwargs
         )

@@ -7,6 +7,8 @@ clipped sum (see `factors`). Work and memory are near those of an ordinary step.
 
 import tensorflow as tf
 
+from tf_adadp.row_gradients import grouped
+
 
 class GhostEngine:
     """Clipped sums of per-example gradients from one batched pass per chunk of a lot.
@@ -31,7 +33,15 @@ class GhostEngine:
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
-        self, lot, clipping_set, seed, *, on_batch=None, microbatch_size=1, num_slots=None
+        self,
+        lot,
+        clipping_set,
+        seed,
+        *,
+        on_batch=None,
+        microbatch_size=1,
+        num_slots=None,
+        augmentation_multiplicity=1,
     ):
         """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
 
@@ -46,6 +56,7 @@ class GhostEngine:
                 'itself; use gradient_engine="auto" or "vectorized".'
             )
         del num_slots
+        copies = augmentation_multiplicity
         (x, y, sample_weight), mask = lot
         rows = tf.nest.map_structure(
             lambda t: None if t is None else _flat(t), (x, y, sample_weight, mask)
@@ -54,7 +65,7 @@ class GhostEngine:
         num_batches = tf.shape(mask)[0]
         batches_at_once = 1
         if self._max_rows is not None and not self._jit_compile:
-            batches_at_once = tf.maximum(self._max_rows // batch_size, 1)
+            batches_at_once = tf.maximum(self._max_rows // (copies * batch_size), 1)
         # Chunks of equal size, up to one physical batch: a last chunk of few rows costs a whole
         # pass over the weights.
         num_chunks = -(-num_batches // batches_at_once)
@@ -62,7 +73,16 @@ class GhostEngine:
         trainable = self.example_loss.trainable_values()
 
         def work(x, y, sample_weight, mask, seeds):
-            losses, y_pred, gradients, _ = self._ghost_pass(trainable, x, y, sample_weight, seeds)
+            rows = (x, y, sample_weight)
+            if copies > 1:
+                rows = tf.nest.map_structure(
+                    lambda t: None if t is None else tf.repeat(t, copies, axis=0), rows
+                )
+            losses, y_pred, gradients, _ = self._ghost_pass(trainable, *rows, seeds)
+            if copies > 1:
+                losses = tf.reduce_mean(grouped(losses, copies), axis=1)
+                y_pred = tf.nest.map_structure(lambda t: grouped(t, copies)[:, 0], y_pred)
+                gradients = [g.group_means(copies) for g in gradients]
             return clipping_set.clipped_sum(gradients, mask), losses, y_pred
 
         run = work

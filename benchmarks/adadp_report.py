@@ -1,0 +1,120 @@
+"""The results of adadp_default.py as Markdown tables and as a figure."""
+
+import common
+import numpy as np
+
+_TUNED = ("DPSGD", "DPAdam")
+
+
+def _mean(row):
+    return 100 * float(np.mean(row["accuracies"]))
+
+
+def _text(row):
+    return f"{_mean(row):.2f} ± {100 * np.std(row['accuracies'], ddof=1):.2f}"
+
+
+def _cells(rows):
+    """Of the study: {(task, ε): {method: row}}, in the order of the rows' tasks and ε."""
+    cells = {}
+    for row in rows:
+        if row["part"] == "study":
+            cells.setdefault((row["task"], row["epsilon"]), {})[row["method"]] = row
+    return dict(sorted(cells.items()))
+
+
+def differences(rows):
+    """ADADP at its defaults less the tuned DPSGD, in points, for every cell that has both."""
+    return {
+        cell: _mean(found["ADADP"]) - _mean(found["DPSGD"])
+        for cell, found in _cells(rows).items()
+        if {"ADADP", "DPSGD"} <= set(found)
+    }
+
+
+def tables(rows):
+    """All parts as Markdown."""
+    parts = []
+    cells = _cells(rows)
+    if cells:
+        methods = list(dict.fromkeys(m for found in cells.values() for m in found))
+        methods.sort(key=lambda m: (m in _TUNED, m))
+        apart = differences(rows)
+        lines = []
+        for (task, epsilon), found in cells.items():
+            line = [task, f"{epsilon:g}"]
+            for method in methods:
+                row = found.get(method)
+                rate = row and row["arguments"].get("learning_rate")
+                text = _text(row) if row else ""
+                line.append(text + (f" ({rate:g})" if rate else ""))
+            difference = apart.get((task, epsilon))
+            lines.append([*line, "" if difference is None else f"{difference:+.2f}"])
+        header = [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
+        parts.append(common.markdown_table(["task", "ε", *header, "ADADP less tuned DPSGD"], lines))
+        if apart:
+            values = np.array(list(apart.values()))
+            parts.append(
+                f"ADADP at its defaults less tuned DPSGD over {len(values)} cells: mean "
+                f"{values.mean():+.2f}, least {values.min():+.2f}, most {values.max():+.2f} points."
+            )
+    ablation = [row for row in rows if row["part"] == "ablation"]
+    if ablation:
+        columns = list(dict.fromkeys((r["task"], r["epsilon"]) for r in ablation))
+        by_name = {}
+        for row in ablation:
+            by_name.setdefault(row["method"], {})[row["task"], row["epsilon"]] = _text(row)
+        header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
+        lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
+        parts.append(common.markdown_table(header, lines))
+    sensitivity = [row for row in rows if row["part"] == "sensitivity"]
+    if sensitivity:
+        by_name = {}
+        for row in sensitivity:
+            by_name.setdefault(row["setting"], {})[row["method"]] = row
+        lines = [
+            [name, *(_text(found[m]) if m in found else "" for m in ("ADADP", "DPSGD"))]
+            for name, found in by_name.items()
+        ]
+        parts.append(common.markdown_table(["digits", "ADADP", "DPSGD"], lines))
+    return "\n\n".join(parts)
+
+
+def plot(rows, path):
+    """Above, the study as points per cell; below, what single arguments change."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    cells = _cells(rows)
+    figure, (study, sensitivity) = plt.subplots(
+        2, 1, figsize=(12, 8), layout="constrained", height_ratios=(3, 2)
+    )
+    marks = {"ADADP": "o", "ADAL": "s", "DPSGD": "_", "DPAdam": "x"}
+    for method, mark in marks.items():
+        places = [i for i, found in enumerate(cells.values()) if method in found]
+        means = [_mean(f[method]) for f in cells.values() if method in f]
+        label = f"{method}, {'tuned' if method in _TUNED else 'default'}"
+        style = {"markersize": 14, "markeredgewidth": 2} if mark == "_" else {"markersize": 7}
+        study.plot(places, means, mark, label=label, **style)
+    names = [f"{task}\nε = {epsilon:g}" for task, epsilon in cells]
+    study.set_xticks(range(len(cells)), names, fontsize=7, rotation=60)
+    study.set_ylabel("test accuracy, %")
+    study.grid(alpha=0.3)
+    study.legend()
+    settings = [row for row in rows if row["part"] == "sensitivity"]
+    order = list(dict.fromkeys(row["setting"] for row in settings))
+    for method in ("ADADP", "DPSGD"):
+        mine = [row for row in settings if row["method"] == method]
+        places = [order.index(row["setting"]) for row in mine]
+        errors = [100 * np.std(row["accuracies"], ddof=1) for row in mine]
+        sensitivity.errorbar(
+            places, [_mean(row) for row in mine], errors, fmt=marks[method], label=method
+        )
+    sensitivity.set_xticks(range(len(order)), order, fontsize=8, rotation=60)
+    sensitivity.set_ylabel("digits, test accuracy, %")
+    sensitivity.grid(alpha=0.3)
+    sensitivity.legend()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)

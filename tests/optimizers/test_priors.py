@@ -1,0 +1,206 @@
+"""The priors: groups and shrinkage against slow references, public shapes, saving, misuse."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import SHAPES, make_variables
+
+import tf_adadp as dp
+from tf_adadp import priors
+from tf_adadp.optimizers.priors.moments import POOLINGS
+
+PRIORS = {
+    "exponential": lambda: priors.ExponentialPrior(),
+    "windowed": lambda: priors.WindowedPrior(window=2),
+    "fan_in": lambda: priors.FanInPrior(),
+    "equal_layers": lambda: priors.EqualLayersPrior(),
+    "fixed": lambda: priors.FixedPrior({"first": 0.3, "first/bias": [1, 2, 3, 4, 5]}),
+    **{
+        f"pooled by {p}": lambda p=p: priors.ExponentialPrior(pooling=p, shrinkage=False)
+        for p in POOLINGS
+    },
+}
+
+
+def _variable(shape, name):
+    return keras.Variable(np.zeros(shape, np.float32), trainable=False, name=name)
+
+
+def _built(prior, variables=None):
+    prior.build(_variable, variables or make_variables())
+    return prior
+
+
+def _feed(prior, rng, steps, sizes, std):
+    """Releases of signal `sizes` (arrays, per variable) with random signs and noise of `std`."""
+    for _ in range(steps):
+        signal = [s * rng.choice([-1.0, 1.0], s.shape) for s in sizes]
+        released = [tf.constant(g + std * rng.normal(size=g.shape), tf.float32) for g in signal]
+        prior.update(released, [tf.constant(std, tf.float32)] * len(sizes))
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_shapes_have_mean_square_1_whatever_was_released(name):
+    prior = _built(PRIORS[name]())
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 1e-12, 1.0, 1e12):
+        _feed(prior, rng, 3, [scale * np.ones(s) for s in SHAPES.values()], 0.1)
+        shape = prior.shape()
+        full = [np.broadcast_to(r, s).ravel() for r, s in zip(shape, SHAPES.values(), strict=True)]
+        full = np.concatenate(full)
+        assert np.all(np.isfinite(full))
+        assert np.all(full > 0)
+        assert np.mean(full.astype(np.float64) ** 2) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_releases_that_are_not_finite_do_not_reach_the_other_optimizer_state():
+    """The noise cannot overflow by itself; a huge learning rate can make weights infinite, and the
+    prior of a run that is lost need not be right, only not raise."""
+    prior = _built(priors.ExponentialPrior())
+    prior.update([tf.fill(s, np.inf) for s in SHAPES.values()], [tf.constant(0.1)] * len(SHAPES))
+    assert len(prior.shape()) == len(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "axes"),
+    [("row", (1,)), ("column", (0,)), ("layer", (0, 1)), ("coordinate", ())],
+)
+def test_groups_are_debiased_means(pooling, axes):
+    prior = priors.ExponentialPrior(decay=0.5, pooling=pooling, shrinkage=False)
+    _built(prior, [_variable((4, 6), "w")])
+    rng = np.random.default_rng(1)
+    expected, weight = 0.0, 0.0
+    for step in range(4):
+        g, std = rng.normal(size=(4, 6)), rng.uniform(0.1, 1.0, (4, 1)) * (step + 1)
+        prior.update([tf.constant(g, tf.float32)], [tf.constant(std, tf.float32)])
+        expected = 0.5 * expected + 0.5 * np.mean(g**2 - std**2, axes, keepdims=True)
+        weight = 0.5 * weight + 0.5
+    np.testing.assert_allclose(prior.moments()[0], expected / weight, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_and_columns_make_a_matrix_of_rank_one():
+    """Sizes that are a product of a row's and a column's are found without noise."""
+    rng = np.random.default_rng(2)
+    sizes = np.outer(rng.uniform(1, 2, 5), rng.uniform(1, 3, 7))
+    prior = _built(priors.ExponentialPrior(pooling="both"), [_variable((5, 7), "w")])
+    _feed(prior, rng, 3, [sizes], 0.0)
+    np.testing.assert_allclose(prior.moments()[0], sizes**2, rtol=1e-4)
+
+
+def test_shrinkage_keeps_pure_noise_flat():
+    """Without signal the shape is close to 1, where the unshrunk one is not. Rows of 20 entries,
+    30 releases; at these seeds, and 3σ away from failing by the spread over 200 of them."""
+    rng = np.random.default_rng(3)
+    spread = {}
+    for shrinkage in (True, False):
+        found = []
+        for _ in range(5):
+            prior = priors.ExponentialPrior(decay=0.97, exponent=0.5, shrinkage=shrinkage)
+            _built(prior, [_variable((40, 20), "w")])
+            _feed(prior, rng, 30, [np.full((40, 20), 0.15)], 1.0)
+            found.append(np.std(prior.shape()[0]))
+        spread[shrinkage] = np.mean(found)
+    assert spread[True] < 0.5 * spread[False]
+
+
+def test_a_window_sees_what_single_releases_hide():
+    """Two groups of rows whose constant signal is far below the noise: the mean of a window tells
+    them apart, with the noise of a mean subtracted."""
+    rng = np.random.default_rng(4)
+    signal = np.repeat([0.1, 0.5], 20)[:, None] * np.ones((40, 50))
+    prior = priors.WindowedPrior(window=20, decay=0.5, shrinkage=False)
+    _built(prior, [_variable((40, 50), "w")])
+    for step in range(100):
+        before = prior.moments()[0].numpy()
+        g = signal + rng.normal(size=signal.shape)
+        prior.update([tf.constant(g, tf.float32)], [tf.constant(1.0)])
+        if (step + 1) % 20:
+            np.testing.assert_array_equal(prior.moments()[0], before)
+    moments = prior.moments()[0].numpy().reshape(2, 20).mean(1)
+    np.testing.assert_allclose(moments, [0.01, 0.25], atol=0.01)
+
+
+def test_public_shapes():
+    variables = [_variable((100, 10), "kernel"), _variable((10,), "bias")]
+    kernel, bias = (r.numpy().item() for r in _built(priors.FanInPrior(floor=0), variables).shape())
+    assert bias / kernel == pytest.approx(10.0, rel=1e-5)
+    kernel, bias = (
+        r.numpy().item() for r in _built(priors.EqualLayersPrior(floor=0), variables).shape()
+    )
+    assert 1000 * kernel**2 == pytest.approx(10 * bias**2, rel=1e-5)
+    scales = np.linspace(1, 2, 100)[:, None]
+    shape = _built(priors.FixedPrior({"kernel": scales}), variables).shape()
+    np.testing.assert_allclose(
+        shape[0] / shape[1][0], np.broadcast_to(scales, (100, 10)), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("make", [dp.ADADP, dp.ADAN])
+@pytest.mark.parametrize("name", PRIORS)
+def test_optimizers_take_any_prior_and_keep_it_when_saved(make, name):
+    optimizer = make(noise_multiplier=1.0, prior=PRIORS[name]())
+    config = keras.saving.serialize_keras_object(optimizer)
+    again = keras.saving.deserialize_keras_object(config)
+    assert type(again.prior) is type(optimizer.prior)
+    assert again.prior.get_config() == optimizer.prior.get_config()
+    assert again.prior is not optimizer.prior
+
+
+def test_a_prior_of_the_users_own(tmp_path):
+    @keras.saving.register_keras_serializable(package="tests")
+    class Halves(priors.Prior):
+        def _build(self, add_variable, variables):
+            self._seen = add_variable((), "seen")
+
+        def update(self, released, stddevs):
+            self._seen.assign(self._seen.value + 1.0)
+
+        def moments(self):
+            return [
+                tf.reshape(tf.linspace(1.0, 2.0, s[0]), [s[0]] + [1] * (len(s) - 1))
+                for s in self._shapes
+            ]
+
+    model = dp.DPModel(keras.Sequential([keras.Input([4]), keras.layers.Dense(3)]))
+    model.compile(dp.ADADP(noise_multiplier=1.0, prior=Halves()), loss="mse")
+    x, y = np.ones((20, 4), np.float32), np.ones((20, 3), np.float32)
+    model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = dp.load_model(tmp_path / "model.keras")
+    assert float(loaded.optimizer.prior._seen.value) == 4.0
+    loaded.fit(x, y, batch_size=10, verbose=0)
+
+
+def test_one_prior_serves_one_optimizer():
+    prior = priors.ExponentialPrior()
+    _built(prior)
+    optimizer = dp.ADADP(noise_multiplier=1.0, prior=prior)
+    with pytest.raises(ValueError, match="serves an optimizer already"):
+        optimizer.build(make_variables())
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: priors.ExponentialPrior(decay=1.0), "decay=1.0"),
+        (lambda: priors.ExponentialPrior(pooling="rows"), "pooling='rows'"),
+        (lambda: priors.ExponentialPrior(exponent=0), "exponent=0"),
+        (lambda: priors.ExponentialPrior(floor=1.0), "floor=1.0"),
+        (lambda: priors.WindowedPrior(window=0), "window=0"),
+        (lambda: priors.WindowedPrior(window=2.5), "window=2.5"),
+        (lambda: priors.FixedPrior({"first": 0.0}), "first"),
+        (lambda: priors.FixedPrior({"first": float("nan")}), "first"),
+        (lambda: _built(priors.FixedPrior({"third": 1.0})), "third"),
+        (lambda: _built(priors.FixedPrior({"first/bias": [1, 2]})), "broadcasts"),
+        (lambda: dp.ADADP(noise_multiplier=1.0, prior="fan_in"), "prior='fan_in'"),
+    ],
+)
+def test_bad_arguments(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_scales_must_be_a_dict():
+    with pytest.raises(TypeError, match="scales=1.0"):
+        priors.FixedPrior(1.0)

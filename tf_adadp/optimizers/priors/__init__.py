@@ -1,0 +1,15 @@
+"""Priors: what past releases, or public facts, say about the size of each gradient coordinate."""
+
+from tf_adadp.optimizers.priors.base import Prior
+from tf_adadp.optimizers.priors.exponential import ExponentialPrior
+from tf_adadp.optimizers.priors.fixed import EqualLayersPrior, FanInPrior, FixedPrior
+from tf_adadp.optimizers.priors.windowed import WindowedPrior
+
+__all__ = [
+    "EqualLayersPrior",
+    "ExponentialPrior",
+    "FanInPrior",
+    "FixedPrior",
+    "Prior",
+    "WindowedPrior",
+]

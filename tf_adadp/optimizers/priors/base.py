@@ -1,0 +1,102 @@
+"""What every prior is: a public guess, from past releases, of how large each coordinate is."""
+
+import abc
+import math
+
+import tensorflow as tf
+
+from tf_adadp.optimizers.checks import check_number
+
+FLOOR = 0.4  # no coordinate's scale falls below this fraction of the root mean square scale
+
+
+class Prior(abc.ABC):
+    """The SHAPE r of a clipping set and its noise, with mean(r²) = 1; never the total scale.
+
+    With scale and feedback together, a prior that sees its own noise diverges: the noise it asked
+    for raises it. r ≡ 1 is DP-SGD's noise.
+
+    Guarantee: a prior is fed with released vectors and public facts only, so its shape is
+    post-processing and costs no privacy. r is at most √m for m trainable scalars, whatever the
+    releases are.
+
+    A new prior is one subclass: `update` takes releases in, `moments` says what they amount to;
+    state is made in `_build` with `add_variable`. Arguments go through `get_config`, with
+    `@keras.saving.register_keras_serializable()` on the class, and a model that is trained with it
+    can be saved. An instance serves one optimizer.
+
+    Args:
+        exponent: p > 0, r ∝ (second moment)^p. 1/2 makes the scale proportional to the root mean
+            square gradient, 1/4 is the scale that adds the least noise to a plain gradient step.
+        floor: f in [0, 1), r² ← f² + (1 − f²)·r².
+    """
+
+    def __init__(self, *, exponent=0.25, floor=FLOOR):
+        self.exponent = check_number("exponent", exponent, "a finite number above 0", above=0)
+        self.floor = check_number("floor", floor, "a number in [0, 1)", at_least=0, below=1)
+        self._shapes = None
+
+    def build(self, add_variable, variables):
+        """Creates the state.
+
+        Args:
+            add_variable: function `(shape, name)` that makes a float32 variable of zeros.
+            variables: the optimizer's trainable variables.
+
+        Raises:
+            ValueError: the prior was built already, for another optimizer.
+        """
+        if self._shapes is not None:
+            raise ValueError(
+                f"This {type(self).__name__} serves an optimizer already, and would mix the "
+                "gradients of two. Make a new one."
+            )
+        self._shapes = [tuple(v.shape) for v in variables]
+        self._build(add_variable, variables)
+
+    @abc.abstractmethod
+    def _build(self, add_variable, variables):
+        """Hook of `build`."""
+
+    @abc.abstractmethod
+    def update(self, released, stddevs):
+        """Takes in one released vector and the std of its noise, lists over the variables.
+
+        Both are divided by the expected lot size; a std broadcasts to its variable.
+        """
+
+    @abc.abstractmethod
+    def moments(self):
+        """Estimates of each coordinate's second moment, up to one common factor.
+
+        Returns:
+            List of float32 tensors of the variables' rank that broadcast to them; they may be
+            negative, as unbiased estimates are.
+        """
+
+    def shape(self):
+        """r: list of float32 tensors broadcastable to the variables, mean(r²) = 1."""
+        moments = self.moments()
+        sizes = [float(math.prod(shape)) for shape in self._shapes]
+        share = [size / sum(sizes) for size in sizes]
+        overall = tf.add_n([s * tf.reduce_mean(v) for s, v in zip(share, moments, strict=True)])
+        scale = tf.maximum(overall, 1e-30)
+        powers = [tf.maximum(v / scale, 0.0) ** self.exponent for v in moments]
+        mean_square = tf.add_n(
+            [s * tf.reduce_mean(tf.square(p)) for s, p in zip(share, powers, strict=True)]
+        )
+        known = tf.logical_and(overall > 0.0, mean_square > 0.0)
+        normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
+        low = self.floor**2
+        return [
+            tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers
+        ]
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return {"exponent": self.exponent, "floor": self.floor}
+
+    @classmethod
+    def from_config(cls, config):
+        """A prior of these arguments, without state."""
+        return cls(**config)

@@ -1,0 +1,47 @@
+"""The exponential prior: a running mean of squared releases. The default of ADADP and ADAN."""
+
+import keras
+
+from tf_adadp.optimizers.checks import check_number
+from tf_adadp.optimizers.priors.base import Prior
+from tf_adadp.optimizers.priors.moments import PooledMoments
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class ExponentialPrior(Prior):
+    """E'[g²] ← d·E'[g²] + (1 − d)·(g̃² − τ²), pooled and shrunk: ADADP's eq. 4 from releases.
+
+    The sound form of the prior of Xu et al., "An Adaptive and Fast Convergent Approach to
+    Differentially Private Deep Learning": theirs averages RAW gradients. g̃ is the released vector,
+    τ the known std of its noise; see `PooledMoments` for groups and shrinkage and `Prior` for the
+    shape that is made of it.
+
+    Args:
+        decay: d in [0, 1); about 1/(1 − d) releases count.
+        pooling: "row", "column", "both", "layer" or "coordinate".
+        shrinkage: whether differences that the noise explains are removed.
+        exponent, floor: see `Prior`.
+    """
+
+    def __init__(self, *, decay=0.995, pooling="row", shrinkage=True, **kwargs):
+        super().__init__(**kwargs)
+        self.decay = check_number("decay", decay, "a number in [0, 1)", at_least=0, below=1)
+        self.pooling = pooling
+        self.shrinkage = bool(shrinkage)
+        self._moments = PooledMoments(pooling, self.shrinkage)
+
+    def _build(self, add_variable, variables):
+        self._moments.build(add_variable, self._shapes)
+
+    def update(self, released, stddevs):
+        """See `Prior.update`."""
+        self._moments.update(released, stddevs, self.decay)
+
+    def moments(self):
+        """See `Prior.moments`."""
+        return self._moments.estimates()
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        config = {"decay": self.decay, "pooling": self.pooling, "shrinkage": self.shrinkage}
+        return {**super().get_config(), **config}

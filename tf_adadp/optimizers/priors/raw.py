@@ -1,0 +1,36 @@
+"""The prior of the ADADP paper as printed. Not private."""
+
+import tensorflow as tf
+
+
+class RawPrior:
+    """ADADP's prior as printed, of the RAW gradient: E'[g²] ← γ'·E'[g²] + (1 − γ')·g²   (eq. 4).
+
+    Not private: it puts a raw statistic of the lot into the noise scale and into the switch of
+    line 7 of Algorithm 1. For research; an optimizer that uses it is charged ε = ∞.
+    """
+
+    def __init__(self, decay):
+        self._decay = decay
+
+    def build(self, add_variable, variables):
+        """Creates E', one value per coordinate."""
+        self._moments = [
+            add_variable(tuple(v.shape), f"raw_prior_moment_{i}") for i, v in enumerate(variables)
+        ]
+
+    def update(self, raw):
+        """Takes in the raw mean gradient of a lot."""
+        d = self._decay
+        for g, moment in zip(raw, self._moments, strict=True):
+            moment.assign(d * moment.value + (1.0 - d) * tf.square(g))
+
+    def root(self):
+        """√E', list of tensors of the variables' shapes."""
+        return [tf.sqrt(m.value) for m in self._moments]
+
+
+def variance(tensors):
+    """The variance over all entries of a list of tensors."""
+    flat = tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
+    return tf.math.reduce_variance(flat)

@@ -1,0 +1,58 @@
+"""The windowed prior: releases are averaged before they are squared."""
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.optimizers.priors.exponential import ExponentialPrior
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class WindowedPrior(ExponentialPrior):
+    """Squares of the MEAN of `window` releases, then as in `ExponentialPrior`.
+
+    The noise variance of a mean of K releases is K times smaller, that of its square K² times, so
+    directions that stay the same over K steps stand out; those that change sign do not count. The
+    shape changes once per window. Costs two copies of the weights.
+
+    Args:
+        window: K ≥ 1 releases.
+        decay: d in [0, 1), per window.
+        pooling, shrinkage, exponent, floor: see `ExponentialPrior`.
+    """
+
+    def __init__(self, *, window=10, decay=0.9, **kwargs):
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise ValueError(f"window={window!r}: give an integer of at least 1.")
+        super().__init__(decay=decay, **kwargs)
+        self.window = window
+
+    def _build(self, add_variable, variables):
+        super()._build(add_variable, variables)
+        shapes = list(enumerate(self._shapes))
+        self._sums = [add_variable(shape, f"prior_sum_{i}") for i, shape in shapes]
+        self._noise = [add_variable(shape, f"prior_noise_{i}") for i, shape in shapes]
+        self._count = add_variable((), "prior_count")
+
+    def update(self, released, stddevs):
+        """See `Prior.update`."""
+        for total, g in zip(self._sums, released, strict=True):
+            total.assign(total.value + g)
+        for total, std in zip(self._noise, stddevs, strict=True):
+            total.assign(total.value + tf.square(std))
+        self._count.assign(self._count.value + 1.0)
+
+        def close():
+            super(WindowedPrior, self).update(
+                [total.value / self.window for total in self._sums],
+                [tf.sqrt(total.value) / self.window for total in self._noise],
+            )
+            for total in (*self._sums, *self._noise, self._count):
+                total.assign(tf.zeros_like(total.value))
+            return True
+
+        # The number of releases is public.
+        tf.cond(self._count.value >= self.window, close, lambda: False)
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return {**super().get_config(), "window": self.window}
