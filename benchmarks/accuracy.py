@@ -69,14 +69,14 @@ TASKS = {
 }
 
 # Arguments that differ from a method's defaults, by task. Learning rates are the best, by test
-# accuracy, of a coarse grid for DPSGD, DPAdam and ADAL; ADAN takes DPSGD's, ADADP takes ADAL's.
+# accuracy, of a coarse grid for DPSGD and DPAdam; ADAN takes DPSGD's. ADAL and ADADP have none.
 METHODS = {
     BASELINE: {},
-    "DPSGD": {"mnist": {"learning_rate": 4.0}},
+    "DPSGD": {"mnist": {"learning_rate": 4.0}, "digits": {"learning_rate": 0.5}},
     "DPAdam": {"digits": {"learning_rate": 0.01}},
-    "ADAL": {"digits": {"learning_rate": 0.008}, "mnist": {"learning_rate": 0.004}},
-    "ADAN": {"mnist": {"learning_rate": 4.0}},
-    "ADADP": {"digits": {"learning_rate": 0.008}, "mnist": {"learning_rate": 0.004}},
+    "ADAL": {},
+    "ADAN": {"mnist": {"learning_rate": 4.0}, "digits": {"learning_rate": 0.5}},
+    "ADADP": {},
 }
 
 

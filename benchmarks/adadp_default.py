@@ -225,10 +225,10 @@ def run_job(job):
     }
 
 
-def jobs(parts, tasks):
+def jobs(parts, tasks, methods=METHODS):
     """`(part, task, ε, method, changed arguments as pairs)` of all that is asked for."""
     if "study" in parts:
-        for method in METHODS:  # the comparison that matters most comes first
+        for method in methods:  # the comparison that matters most comes first
             for task in tasks:
                 for epsilon in TASKS[task].cells:
                     if method in (TASKS[task].methods or METHODS):
@@ -272,6 +272,7 @@ def run(todo, results, workers):
 def _define_flags():
     flags.DEFINE_list("parts", ["study", "ablation", "sensitivity"], "What to run.")
     flags.DEFINE_list("tasks", list(TASKS), f"Of {', '.join(TASKS)}.")
+    flags.DEFINE_list("methods", list(METHODS), "Of the study.")
     flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
     flags.DEFINE_string("out", str(common.RESULTS_DIR / "adadp_default.json"), "JSON; PNG beside.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
@@ -280,9 +281,11 @@ def _define_flags():
 def main(argv):
     del argv
     args = flags.FLAGS
-    for name in args.tasks:
-        if name not in TASKS:
-            raise app.UsageError(f"--tasks: {name!r} is none of {', '.join(TASKS)}.")
+    known = {"tasks": TASKS, "methods": METHODS, "parts": ("study", "ablation", "sensitivity")}
+    for flag, names in known.items():
+        for name in args[flag].value:
+            if name not in names:
+                raise app.UsageError(f"--{flag}: {name!r} is none of {', '.join(names)}.")
     tasks = [name for name in args.tasks if has_data(name)]
     if tasks != args.tasks:
         left_out = ", ".join(sorted(set(args.tasks) - set(tasks)))
@@ -290,7 +293,7 @@ def main(argv):
     key = ("part", "task", "epsilon", "method", "setting")
     results = common.Results(args.out, key=key, one_machine=False, force=args.force)
     todo = []
-    for job in jobs(args.parts, tasks):
+    for job in jobs(args.parts, tasks, args.methods):
         fields = dict(zip(key, (*job[:4], dict(job[4]).get("setting")), strict=True))
         if not results.find(**fields):
             todo.append(job)

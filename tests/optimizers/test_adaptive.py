@@ -130,7 +130,8 @@ def test_warm_up_is_dpsgd():
 def test_rmsprop_and_sgd_steps_are_kerass_own():
     """With one release handed to both, the private optimizer moves as Keras's does."""
     for private, plain in (
-        (dp.ADADP(0.01, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6, scale_step=False),
+        (dp.ADADP(0.01, scale_step=False, noise_multiplier=0, allow_no_noise=True,
+                  l2_norm_clip=1e6),
          keras.optimizers.RMSprop(0.01)),
         (dp.ADAN(0.1, noise_multiplier=0, allow_no_noise=True, l2_norm_clip=1e6),
          keras.optimizers.SGD(0.1)),

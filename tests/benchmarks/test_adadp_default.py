@@ -1,0 +1,126 @@
+"""The study of ADADP's default: jobs, a real run of one of them, tables."""
+
+import adadp_default as study
+import adadp_report
+import common
+import numpy as np
+import pytest
+
+import tf_adadp as dp
+from tf_adadp import accounting
+
+TINY = study.Task("digits", study._mlp(64, 10), {3.0: (400, 10)})
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(study.TASKS, "tiny", TINY)
+    monkeypatch.setattr(study, "SEEDS", (0, 1))
+    study.load.cache_clear()
+
+
+def test_every_job_is_asked_for_once():
+    todo = list(study.jobs(("study", "ablation", "sensitivity"), list(study.TASKS)))
+    assert len(set(map(str, todo))) == len(todo)
+    keys = [(*job[:4], dict(job[4]).get("setting")) for job in todo]
+    assert len(set(keys)) == len(keys)
+    tuned = [job for job in todo if job[0] == "study" and job[3] == "DPSGD"]
+    default = [job for job in todo if job[0] == "study" and job[3] == "ADADP"]
+    # The CNNs are run at ADADP's defaults alone.
+    assert len(default) == len(tuned) + 2
+    assert {job[1] for job in study.jobs(("study",), ["digits"])} == {"digits"}
+
+
+def test_the_search_is_of_equal_effort():
+    assert len({len(rates) for rates in study.SEARCH.values()}) == 1
+
+
+def test_every_variant_can_be_made():
+    for make in study.VARIANTS.values():
+        assert isinstance(make(noise_multiplier=1.0), dp.DPOptimizer)
+
+
+def test_a_tuned_job_tries_all_rates_on_held_out_data_and_spends_the_budget(tiny, monkeypatch):
+    held_out = []
+    train = study.train
+
+    def counted(*args, **kwargs):
+        held_out.append(kwargs.get("held_out", False))
+        return train(*args, **kwargs)
+
+    monkeypatch.setattr(study, "train", counted)
+    monkeypatch.setitem(study.SEARCH, "DPSGD", (0.01, 2.0))
+    row = study.run_job(("study", "tiny", 3.0, "DPSGD", ()))
+    assert held_out == [True, True, False, False]
+    assert set(row["held_out"]) == {"0.01", "2.0"}
+    assert row["arguments"] == {"learning_rate": 2.0}
+    assert len(row["accuracies"]) == 2
+    assert min(row["accuracies"]) > 0.3
+    assert row["charged_epsilon"] == pytest.approx(3.0, rel=2e-3)
+    cost = accounting.epsilon(row["noise_multiplier"], 400 / 1437, 10, study.DELTA)
+    assert row["charged_epsilon"] == pytest.approx(cost, rel=1e-3)
+
+
+def test_a_default_job_takes_no_argument_and_can_be_repeated(tiny):
+    row = study.run_job(("study", "tiny", 3.0, "ADADP", ()))
+    assert row["arguments"] == {}
+    assert row["held_out"] == {}
+    assert study.run_job(("study", "tiny", 3.0, "ADADP", ()))["accuracies"] == row["accuracies"]
+
+
+def test_changes_of_a_setting_are_made(tiny):
+    changed = (("lot_size", 100), ("noise_multiplier", 2.0), ("setting", "L 100"))
+    row = study.run_job(("sensitivity", "tiny", 3.0, "DPSGD", changed))
+    assert (row["lot_size"], row["noise_multiplier"], row["setting"]) == (100, 2.0, "L 100")
+    assert row["held_out"] == {}
+
+
+def test_the_printed_form_costs_infinity(tiny):
+    row = study.run_job(("ablation", "tiny", 3.0, "printed, ε = ∞", ()))
+    assert row["charged_epsilon"] is None
+
+
+def test_scaled_columns():
+    x, _, x_test, _ = study.load("digits")
+    scaled, _, scaled_test, _ = study.load("digits_scaled")
+    used = x.max(0) > 0
+    factors = scaled[:, used].max(0) / x[:, used].max(0)
+    assert factors.max() / factors.min() > 100
+    np.testing.assert_allclose(scaled_test[:, used], x_test[:, used] * factors, rtol=1e-4)
+
+
+def _row(method, accuracies, **more):
+    return {
+        "part": "study",
+        "task": "digits",
+        "epsilon": 3.0,
+        "method": method,
+        "setting": None,
+        "accuracies": accuracies,
+        "arguments": {},
+        **more,
+    }
+
+
+def test_tables_and_figure(tmp_path):
+    rows = [
+        _row("ADADP", [0.93, 0.95]),
+        _row("DPSGD", [0.92, 0.92], arguments={"learning_rate": 4.0}),
+        _row("ADAL", [0.9, 0.9], part="ablation"),
+        _row("ADADP", [0.9, 0.8], part="sensitivity", setting="L 64"),
+    ]
+    assert adadp_report.differences(rows) == {("digits", 3.0): pytest.approx(2.0)}
+    text = adadp_report.tables(rows)
+    for part in ("94.00 ± 1.41", "92.00 ± 0.00 (4)", "+2.00", "90.00", "85.00 ± 7.07"):
+        assert part in text
+    adadp_report.plot(rows, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    assert adadp_report.tables([]) == ""
+
+
+def test_results_are_resumed(tmp_path, monkeypatch):
+    key = ("part", "task", "epsilon", "method", "setting")
+    results = common.Results(tmp_path / "r.json", key=key, one_machine=False)
+    results.put(_row("ADADP", [0.9]))
+    again = common.Results(tmp_path / "r.json", key=key, one_machine=False)
+    assert again.find(part="study", task="digits", epsilon=3.0, method="ADADP", setting=None)
