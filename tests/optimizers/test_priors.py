@@ -180,9 +180,100 @@ def test_one_prior_serves_one_optimizer():
         optimizer.build(make_variables())
 
 
+def test_a_build_that_failed_is_not_taken_up_again():
+    """Else the second `fit` would train with the state of another optimizer."""
+    prior = priors.ExponentialPrior()
+    dp.ADADP(noise_multiplier=1.0, prior=prior).build(make_variables())
+    second = dp.ADADP(noise_multiplier=1.0, prior=prior)
+    for match in ("serves an optimizer already", "earlier build .* failed"):
+        with pytest.raises(ValueError, match=match):
+            second.build(make_variables())
+    for bad in ({"l2_norm_clip": {"nowhere": 1.0}},):
+        optimizer = dp.DPSGD(noise_multiplier=1.0, **bad)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"nowhere|earlier build"):
+                optimizer.build(make_variables())
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Restless(priors.Prior):
+    """Moments that are another at every look."""
+
+    def _build(self, add_variable, variables):
+        self._seed = 0
+
+    def update(self, released, stddevs):
+        pass
+
+    def moments(self):
+        self._seed += 1
+        rng = np.random.default_rng(self._seed)
+        return [tf.constant(rng.uniform(size=s) ** 4, tf.float32) for s in self._shapes]
+
+
+def test_clipping_and_noise_are_of_one_shape_whatever_a_prior_does():
+    """A prior that is no function of its state, and one whose arguments are changed."""
+    for prior in (Restless(), priors.ExponentialPrior(decay=0.5)):
+        optimizer = dp.ADADP(noise_multiplier=1.5, prior=prior, warmup_steps=0)
+        variables = make_variables()
+        optimizer.build(variables)
+        rng = np.random.default_rng(0)
+        for step in range(5):
+            rows = [tf.constant(rng.normal(size=(1, *s)), tf.float32) for s in SHAPES.values()]
+            sums = optimizer.clipping_set().clipped_sum([100.0 * r for r in rows], tf.ones([1]))
+            prior.exponent = 0.1 * (step + 1)
+            stddevs = optimizer.clipping_set().noise_stddev(1.5, len(rows))
+            moved = sum(
+                float(tf.reduce_sum(tf.square(u / s))) for u, s in zip(sums, stddevs, strict=True)
+            )
+            assert np.sqrt(moved) <= (1 + 1e-5) / 1.5
+            optimizer.apply_private(sums, 1.0)
+
+
+def test_a_coordinate_without_noise_stays_where_it_is():
+    """floor = 0 lets a scale be 0; then so are gradient, noise and step, and nothing is NaN."""
+    prior = priors.ExponentialPrior(floor=0.0, decay=0.9, shrinkage=False, pooling="coordinate")
+    optimizer = dp.ADADP(noise_multiplier=1.0, prior=prior, seed=0)
+    variables = make_variables()
+    optimizer.build(variables)
+    rng = np.random.default_rng(1)
+    for _ in range(15):
+        rows = [tf.constant(rng.normal(size=(4, *s)), tf.float32) for s in SHAPES.values()]
+        sums = optimizer.clipping_set().clipped_sum(rows, tf.ones([4]))
+        optimizer.apply_private(sums, 4.0)
+    assert any(np.any(r == 0) for r in optimizer.noise_shape())
+    assert all(np.all(np.isfinite(v.numpy())) for v in variables)
+
+
+def test_large_exponents_do_not_overflow():
+    prior = priors.ExponentialPrior(exponent=8.0, pooling="coordinate", shrinkage=False)
+    _built(prior, [_variable((1000,), "w")])
+    release = np.full(1000, 1e-3, np.float32)
+    release[7] = 1.0
+    prior.update([tf.constant(release)], [tf.constant(0.0)])
+    r = prior.shape()[0].numpy()
+    assert np.mean(r.astype(np.float64) ** 2) == pytest.approx(1.0, rel=1e-4)
+    assert np.argmax(r) == 7
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (lambda: dp.ADADP(noise_multiplier=1.0, scale_step="no"), "scale_step='no'"),
+        (lambda: dp.ADADP(noise_multiplier=1.0, prior=priors.FanInPrior), "instance"),
+        (lambda: dp.ADADP(noise_multiplier=1.0, prior=np.array(["raw"])), "instance"),
+        (
+            lambda: dp.ADADP(noise_multiplier=1.0, prior=priors.FanInPrior(), prior_exponent=1.0),
+            "give it to the prior",
+        ),
+        (lambda: dp.ADADP(noise_multiplier=1.0, prior="raw").noise_shape(), "raw gradients"),
+        (lambda: priors.ExponentialPrior(shrinkage="no"), "shrinkage='no'"),
+        (lambda: priors.ExponentialPrior(exponent=10**400), "exponent=1"),
+        (lambda: priors.ExponentialPrior(exponent=True), "exponent=True"),
+        (lambda: priors.FixedPrior({"first": "x"}), "first"),
+        (lambda: priors.FixedPrior({"first": [[1], [1, 2]]}), "first"),
+        (lambda: priors.FixedPrior({"first": []}), "first"),
+        (lambda: _built(priors.FixedPrior({"first": 1e-25})), "10¹⁵"),
         (lambda: priors.ExponentialPrior(decay=1.0), "decay=1.0"),
         (lambda: priors.ExponentialPrior(pooling="rows"), "pooling='rows'"),
         (lambda: priors.ExponentialPrior(exponent=0), "exponent=0"),

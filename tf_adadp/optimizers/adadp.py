@@ -4,7 +4,9 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.checks import check_bool
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
+from tf_adadp.row_gradients import SMALLEST_SCALE
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -44,6 +46,8 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.RMSprop`.
     """
 
+    _default_exponent = 0.5
+
     def __init__(
         self,
         learning_rate=None,
@@ -55,7 +59,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         warmup_steps=None,
         local_clip_factor=1.2,
         prior_decay=None,
-        prior_exponent=0.5,
+        prior_exponent=None,
         local_clip_threshold=1e-6,
         momentum=0.0,
         epsilon=1e-7,
@@ -77,7 +81,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
             centered=centered,
             **kwargs,
         )
-        self.scale_step = bool(scale_step)
+        self.scale_step = check_bool("scale_step", scale_step)
         self._step_factors = None
 
     @tf.autograph.experimental.do_not_convert
@@ -85,7 +89,10 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         """See `DPOptimizer.apply_private`."""
         if self.scale_step and self.prior != "raw":
             # The shape that this release was made with: `super` changes the prior.
-            self._step_factors = [tf.math.reciprocal(r) for r in self.noise_shape()]
+            # A coordinate without noise, r = 0, has no gradient either.
+            self._step_factors = [
+                tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self.noise_shape()
+            ]
         try:
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:

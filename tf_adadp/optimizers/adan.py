@@ -20,6 +20,8 @@ class ADAN(AdaptiveNoise, keras.optimizers.SGD):
         **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
     """
 
+    _default_exponent = 0.25
+
     def __init__(
         self,
         learning_rate=1.0,
@@ -29,7 +31,7 @@ class ADAN(AdaptiveNoise, keras.optimizers.SGD):
         warmup_steps=None,
         local_clip_factor=1.2,
         prior_decay=None,
-        prior_exponent=0.25,
+        prior_exponent=None,
         local_clip_threshold=1e-6,
         momentum=0.0,
         nesterov=False,

@@ -41,7 +41,7 @@ class AdaptiveNoise(DPOptimizer):
             paper's switch, Var > G, of r (released) or of √E' (raw).
         local_clip_factor: β > 0, used by "local" and by the raw prior.
         prior_decay: γ' in [0, 1), of "released" and "raw". None: 0.995, for "raw" the paper's 0.9.
-        prior_exponent: p > 0, r ∝ (second moment)^p; of "released".
+        prior_exponent: p > 0, r ∝ (second moment)^p; of "released". None: the class's default.
         local_clip_threshold: G ≥ 0 of the switch.
         **kwargs: see `DPOptimizer`; l2_norm_clip is one number here.
     """
@@ -60,8 +60,23 @@ class AdaptiveNoise(DPOptimizer):
     ):
         check_choice("clipping", clipping, ("ellipsoid", "local"))
         positive = "a finite number above 0"
+        if isinstance(prior, dict):  # from a saved file
+            prior = keras.saving.deserialize_keras_object(prior)
+        if isinstance(prior, Prior):
+            for name, value in (("prior_decay", prior_decay), ("prior_exponent", prior_exponent)):
+                if value is not None:
+                    raise ValueError(
+                        f"{name}={value!r} beside prior={type(prior).__name__}(…): give it to the "
+                        "prior."
+                    )
+        elif not isinstance(prior, str) or prior not in ("released", "raw"):
+            raise ValueError(
+                f"prior={prior!r}: give 'released', 'raw' or an instance of a "
+                "`tf_adadp.priors.Prior`."
+            )
         local_clip_factor = check_number("local_clip_factor", local_clip_factor, positive, above=0)
-        prior_exponent = check_number("prior_exponent", prior_exponent, positive, above=0)
+        if prior_exponent is not None:
+            prior_exponent = check_number("prior_exponent", prior_exponent, positive, above=0)
         if prior_decay is not None:
             prior_decay = check_number(
                 "prior_decay", prior_decay, "a number in [0, 1)", at_least=0, below=1
@@ -75,10 +90,6 @@ class AdaptiveNoise(DPOptimizer):
             and warmup_steps >= 0
         ):
             raise ValueError(f"warmup_steps={warmup_steps!r}: give an integer ≥ 0, or None.")
-        if isinstance(prior, dict):  # from a saved file
-            prior = keras.saving.deserialize_keras_object(prior)
-        if not isinstance(prior, Prior):
-            check_choice("prior", prior, ("released", "raw"))
         super().__init__(**kwargs)
         self.clipping = clipping
         self.prior = prior
@@ -91,7 +102,8 @@ class AdaptiveNoise(DPOptimizer):
             self._prior = RawPrior(0.9 if prior_decay is None else prior_decay)
         elif prior == "released":
             decay = 0.995 if prior_decay is None else prior_decay
-            self._prior = ExponentialPrior(decay=decay, exponent=prior_exponent)
+            exponent = self._default_exponent if prior_exponent is None else prior_exponent
+            self._prior = ExponentialPrior(decay=decay, exponent=exponent)
         else:
             self._prior = prior
 
@@ -109,6 +121,21 @@ class AdaptiveNoise(DPOptimizer):
 
         self._num_scalars = sum(math.prod(v.shape) for v in variables)
         self._prior.build(add_variable, variables)
+        if self.prior == "raw":
+            return
+        # r is worked out once per release and kept: one that were worked out anew for the noise
+        # could differ from the one that gradients were clipped with.
+        self._kept_shape = []
+        with tf.init_scope():
+            for i, (r, v) in enumerate(zip(self._prior.shape(), variables, strict=True)):
+                if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
+                    raise ValueError(
+                        f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
+                        f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
+                    )
+                kept = add_variable(tuple(r.shape), f"noise_shape_{i}")
+                kept.assign(r)
+                self._kept_shape.append(kept)
 
     def clipping_set(self):
         """The set of this step: an ellipsoid or a box, or the ball of radius C while warming up."""
@@ -116,7 +143,7 @@ class AdaptiveNoise(DPOptimizer):
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
             return sets.Ellipsoid([self.l2_norm_clip * r for r in self.noise_shape()])
-        shape = self._prior.shape()
+        shape = [r.value for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         box = sets.Box(
             [
@@ -129,9 +156,11 @@ class AdaptiveNoise(DPOptimizer):
     def noise_shape(self):
         """r of the next release, per variable a tensor that broadcasts to it; 1 while warming up.
 
-        From released state only, so it may be looked at. Not there with `prior="raw"`.
+        From released state only, so it may be looked at.
         """
-        shape = self._prior.shape()
+        if self.prior == "raw":
+            raise ValueError('noise_shape: with prior="raw" the noise shows raw gradients.')
+        shape = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         warm = self._is_warm(shape)
         return [tf.where(warm, r, 1.0) for r in shape]
 
@@ -164,6 +193,8 @@ class AdaptiveNoise(DPOptimizer):
     def _observe(self, released, stddevs):
         if self.prior != "raw":
             self._prior.update(released, stddevs)
+            for kept, r in zip(self._kept_shape, self._prior.shape(), strict=True):
+                kept.assign(r)
 
     def event(self, law):
         """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""

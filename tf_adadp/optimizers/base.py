@@ -130,6 +130,7 @@ class DPOptimizer:
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed)
         self._charged_releases = 0
+        self._build_failed = False
 
     def __setattr__(self, name, value):
         if name in _READ_ONLY and name in self.__dict__:
@@ -169,9 +170,18 @@ class DPOptimizer:
                     "other trainable layers), and would go on moving those. Make a new optimizer."
                 )
             return
-        super().build(variables)
+        if self._build_failed:
+            raise ValueError(
+                f"An earlier build of this {type(self).__name__} failed, and left it half made. "
+                "Make a new optimizer."
+            )
+        self._build_failed = True
         clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
+        super().build(variables)
+        self.built = False
         self._build_private(variables)
+        self.built = True
+        self._build_failed = False
         for variable in variables:
             setattr(variable, OPTIMIZERS_TAG, (*getattr(variable, OPTIMIZERS_TAG, ()), self))
 

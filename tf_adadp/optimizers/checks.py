@@ -6,8 +6,9 @@ import math
 def check_number(name, value, wanted, *, above=-math.inf, at_least=-math.inf, below=math.inf):
     """`value` as a float, or ValueError: `wanted` says in words what was asked for."""
     try:
-        fits = math.isfinite(value) and value > above and at_least <= value < below
-    except TypeError:
+        fits = not isinstance(value, bool) and math.isfinite(value)
+        fits = fits and value > above and at_least <= value < below
+    except (TypeError, OverflowError):
         fits = False
     if not fits:
         raise ValueError(f"{name}={value!r}: give {wanted}.")
@@ -15,7 +16,14 @@ def check_number(name, value, wanted, *, above=-math.inf, at_least=-math.inf, be
 
 
 def check_choice(name, value, known):
-    """`value`, or ValueError where it is none of `known`."""
-    if value not in known:
+    """`value`, or ValueError where it is no string of `known`."""
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, known))}.")
+    return value
+
+
+def check_bool(name, value):
+    """`value`, or ValueError where it is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: give True or False.")
     return value

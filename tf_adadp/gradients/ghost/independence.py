@@ -36,6 +36,11 @@ _NAMES = [
     "ZeroPadding2D", "ZeroPadding3D",
 ]  # fmt: skip
 _KNOWN = {getattr(keras.layers, n) for n in _NAMES if hasattr(keras.layers, n)}
+# On batches of images alone: a tensor of rank 3 they take for ONE image, and move its rows about.
+IMAGE_AUGMENTATION = tuple(
+    getattr(keras.layers, n)
+    for n in ("RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom")
+)
 _CONTAINERS = {keras.Sequential, Functional}
 _KNOWN |= _CONTAINERS
 ATTENTION = (

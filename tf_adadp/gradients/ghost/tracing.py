@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from tf_adadp.gradients import factors
 from tf_adadp.gradients.ghost import registry
-from tf_adadp.gradients.ghost.independence import mixing_reason, unmappable_reason
+from tf_adadp.gradients.ghost.independence import (
+    IMAGE_AUGMENTATION,
+    mixing_reason,
+    unmappable_reason,
+)
 from tf_adadp.gradients.mapping import sequential_map
 from tf_adadp.row_gradients import Rows
 
@@ -125,6 +129,9 @@ class GhostPass:
                 call = _Interception(layer, self, records, tapped)
                 stack.enter_context(registry.replaced(layer, call=call))
             for layer in self.example_loss.model._flatten_layers():
+                if isinstance(layer, IMAGE_AUGMENTATION):
+                    call = _images_only(layer)
+                    stack.enter_context(registry.replaced(layer, call=call))
                 if layer.activity_regularizer is not None:
                     penalty = _per_example_penalty(layer.activity_regularizer, penalties)
                     stack.enter_context(registry.replaced(layer, activity_regularizer=penalty))
@@ -311,6 +318,24 @@ def _owners(model, trainable):
 
     visit(model)
     return found
+
+
+def _images_only(layer):
+    """The `call` of a layer that augments images, for batches of images alone.
+
+    Keras takes a tensor of rank 3 for one image, and would move, turn or flip the rows of a batch.
+    """
+    call = layer.call
+
+    def checked(data, *args, **kwargs):
+        if not tf.is_tensor(data) or data.shape.rank != 4:
+            raise CannotFollow(
+                f"the layer {layer.name!r} ({type(layer).__name__}) gets something else than a "
+                "batch of images [batch, height, width, channels]"
+            )
+        return call(data, *args, **kwargs)
+
+    return checked
 
 
 def _per_example_penalty(regularizer, penalties):

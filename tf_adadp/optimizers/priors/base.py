@@ -21,9 +21,10 @@ class Prior(abc.ABC):
     releases are.
 
     A new prior is one subclass: `update` takes releases in, `moments` says what they amount to;
-    state is made in `_build` with `add_variable`. Arguments go through `get_config`, with
-    `@keras.saving.register_keras_serializable()` on the class, and a model that is trained with it
-    can be saved. An instance serves one optimizer.
+    state is made in `_build` with `add_variable`. The shape is worked out once after every release
+    and kept by the optimizer, so that clipping and noise cannot differ in it. Arguments go through
+    `get_config`, with `@keras.saving.register_keras_serializable()` on the class, and a model that
+    is trained with it can be saved. An instance serves one optimizer.
 
     Args:
         exponent: p > 0, r ∝ (second moment)^p. 1/2 makes the scale proportional to the root mean
@@ -80,7 +81,9 @@ class Prior(abc.ABC):
         sizes = [float(math.prod(shape)) for shape in self._shapes]
         share = [size / sum(sizes) for size in sizes]
         overall = tf.add_n([s * tf.reduce_mean(v) for s, v in zip(share, moments, strict=True)])
-        scale = tf.maximum(overall, 1e-30)
+        # Over the largest, so that no power overflows.
+        largest = tf.reduce_max(tf.stack([tf.reduce_max(v) for v in moments]))
+        scale = tf.maximum(largest, 1e-30)
         powers = [tf.maximum(v / scale, 0.0) ** self.exponent for v in moments]
         mean_square = tf.add_n(
             [s * tf.reduce_mean(tf.square(p)) for s, p in zip(share, powers, strict=True)]

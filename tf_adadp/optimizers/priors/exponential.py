@@ -2,9 +2,9 @@
 
 import keras
 
-from tf_adadp.optimizers.checks import check_number
+from tf_adadp.optimizers.checks import check_bool, check_choice, check_number
 from tf_adadp.optimizers.priors.base import Prior
-from tf_adadp.optimizers.priors.moments import PooledMoments
+from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -26,11 +26,11 @@ class ExponentialPrior(Prior):
     def __init__(self, *, decay=0.995, pooling="row", shrinkage=True, **kwargs):
         super().__init__(**kwargs)
         self.decay = check_number("decay", decay, "a number in [0, 1)", at_least=0, below=1)
-        self.pooling = pooling
-        self.shrinkage = bool(shrinkage)
-        self._moments = PooledMoments(pooling, self.shrinkage)
+        self.pooling = check_choice("pooling", pooling, POOLINGS)
+        self.shrinkage = check_bool("shrinkage", shrinkage)
 
     def _build(self, add_variable, variables):
+        self._moments = PooledMoments(self.pooling, self.shrinkage)
         self._moments.build(add_variable, self._shapes)
 
     def update(self, released, stddevs):

@@ -73,40 +73,52 @@ class FixedPrior(_Fixed):
 
     Args:
         scales: dict {variable path prefix: number or (nested list of) numbers > 0 that broadcast to
-            the variable}; the longest prefix wins, and a variable without one has scale 1.
+            the variable}; the longest prefix wins, and a variable without one has scale 1. The
+            largest may be 10¹⁵ times the smallest.
         floor: see `Prior`.
     """
 
-    def __init__(self, scales, *, floor=0.0, exponent=0.5):
-        super().__init__(exponent=exponent, floor=floor)
+    def __init__(self, scales, *, floor=0.0):
+        super().__init__(exponent=0.5, floor=floor)
         if not isinstance(scales, dict):
             raise TypeError(f"scales={scales!r}: give a dict {{variable path prefix: scale}}.")
-        self.scales = {str(k): np.asarray(v, np.float64).tolist() for k, v in scales.items()}
-        for prefix, scale in self.scales.items():
-            values = np.asarray(scale)
-            if not (np.all(np.isfinite(values)) and np.all(values > 0)):
-                raise ValueError(f"scales[{prefix!r}] has values that are not finite and above 0.")
+        self.scales = {}
+        for prefix, scale in scales.items():
+            try:
+                values = np.asarray(scale, np.float64)
+                fits = values.size > 0 and np.all(np.isfinite(values)) and np.all(values > 0)
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"scales[{prefix!r}]={scale!r}: give a number or an array of numbers, finite "
+                    "and above 0."
+                )
+            self.scales[str(prefix)] = values.tolist()
 
     def _build(self, add_variable, variables):
         paths = [v.path for v in variables]
         for prefix in self.scales:
             if not any(path.startswith(prefix) for path in paths):
                 raise ValueError(f"scales has {prefix!r}, and no variable does: {', '.join(paths)}")
-        super()._build(add_variable, variables)
+        full = [self._scale(v) for v in variables]
+        largest = max(np.max(scale) for scale in full)
+        if min(np.min(scale) for scale in full) < 1e-15 * largest:
+            raise ValueError(f"scales={self.scales!r} differ by more than a factor of 10¹⁵.")
+        self._fixed = [tf.constant(np.square(scale / largest), tf.float32) for scale in full]
 
-    def _moment(self, variable):
+    def _scale(self, variable):
         shape = tuple(variable.shape)
         matching = [prefix for prefix in self.scales if variable.path.startswith(prefix)]
         scale = np.asarray(self.scales[max(matching, key=len)] if matching else 1.0)
         try:
-            full = np.broadcast_to(scale, shape)
+            return np.broadcast_to(scale, shape)
         except ValueError:
             raise ValueError(
                 f"scales for {variable.path!r} have shape {scale.shape}, the variable has {shape}: "
                 "give what broadcasts to it."
             ) from None
-        return full ** (1.0 / self.exponent)
 
     def get_config(self):
         """The arguments of the constructor."""
-        return {**super().get_config(), "scales": self.scales}
+        return {"scales": self.scales, "floor": self.floor}

@@ -29,8 +29,6 @@ class PooledMoments:
     """
 
     def __init__(self, pooling, shrinkage):
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling={pooling!r}: give one of {', '.join(map(repr, POOLINGS))}.")
         self._pooling = pooling
         self._shrinkage = shrinkage
 

@@ -1,5 +1,7 @@
 """The windowed prior: releases are averaged before they are squared."""
 
+import numbers
+
 import keras
 import tensorflow as tf
 
@@ -21,10 +23,10 @@ class WindowedPrior(ExponentialPrior):
     """
 
     def __init__(self, *, window=10, decay=0.9, **kwargs):
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        if isinstance(window, bool) or not isinstance(window, numbers.Integral) or window < 1:
             raise ValueError(f"window={window!r}: give an integer of at least 1.")
         super().__init__(decay=decay, **kwargs)
-        self.window = window
+        self.window = int(window)
 
     def _build(self, add_variable, variables):
         super()._build(add_variable, variables)
