@@ -26,7 +26,7 @@ test: lint
 
 bench: $(BIN)/ready
 	$(BIN)/python benchmarks/step_time.py
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/adadp_default.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis

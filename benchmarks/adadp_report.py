@@ -10,6 +10,12 @@ def _mean(row):
     return 100 * float(np.mean(row["accuracies"]))
 
 
+def _order(row):
+    """A setting's name and value: `L 64` before `L 128`."""
+    name, _, value = row["setting"].rpartition(" ")
+    return name, float(value)
+
+
 def _text(row):
     return f"{_mean(row):.2f} ± {100 * np.std(row['accuracies'], ddof=1):.2f}"
 
@@ -70,7 +76,7 @@ def tables(rows):
     sensitivity = [row for row in rows if row["part"] == "sensitivity"]
     if sensitivity:
         by_name = {}
-        for row in sensitivity:
+        for row in sorted(sensitivity, key=_order):
             by_name.setdefault(row["setting"], {})[row["method"]] = row
         lines = [
             [name, *(_text(found[m]) if m in found else "" for m in ("ADADP", "DPSGD"))]
@@ -104,7 +110,7 @@ def plot(rows, path):
     study.grid(alpha=0.3)
     study.legend()
     settings = [row for row in rows if row["part"] == "sensitivity"]
-    order = list(dict.fromkeys(row["setting"] for row in settings))
+    order = list(dict.fromkeys(row["setting"] for row in sorted(settings, key=_order)))
     for method in ("ADADP", "DPSGD"):
         mine = [row for row in settings if row["method"] == method]
         places = [order.index(row["setting"]) for row in mine]

@@ -154,22 +154,6 @@ def digits():
     return x_train, y_train, x_test, y_test
 
 
-def mnist():
-    """The same four for MNIST, rows of 784, from mnist.npz in the data folder.
-
-    Raises:
-        FileNotFoundError: the environment names no data folder, or it has no mnist.npz.
-    """
-    folder = os.environ.get(DATA_DIR_VARIABLE)
-    if not folder:
-        raise FileNotFoundError(f"MNIST needs {DATA_DIR_VARIABLE}, a folder with mnist.npz.")
-    with np.load(pathlib.Path(folder) / "mnist.npz") as arrays:
-        x_train, x_test = (
-            arrays[name].reshape(-1, 784).astype(np.float32) / 255 for name in ("x_train", "x_test")
-        )
-        return x_train, arrays["y_train"].astype(int), x_test, arrays["y_test"].astype(int)
-
-
 def machine():
     """What a figure depends on: processor, cores, memory, GPUs, versions."""
     devices = [

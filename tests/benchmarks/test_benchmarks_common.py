@@ -46,25 +46,6 @@ def test_digits_split_is_fixed_and_complete():
     assert min(np.bincount(y_test)) > 30
 
 
-def test_mnist_reads_the_data_folder(tmp_path, monkeypatch):
-    images = np.arange(2 * 784, dtype=np.uint8).reshape(2, 28, 28)
-    labels = np.array([3, 1], np.uint8)
-    np.savez(
-        tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images[:1], y_test=labels[:1]
-    )
-    monkeypatch.setenv(common.DATA_DIR_VARIABLE, str(tmp_path))
-    x_train, y_train, x_test, _ = common.mnist()
-    np.testing.assert_allclose(x_train, images.reshape(2, 784) / 255, rtol=1e-6)
-    assert y_train.tolist() == [3, 1]
-    assert x_test.shape == (1, 784)
-
-
-def test_mnist_without_a_data_folder_names_the_variable(monkeypatch):
-    monkeypatch.delenv(common.DATA_DIR_VARIABLE, raising=False)
-    with pytest.raises(FileNotFoundError, match=common.DATA_DIR_VARIABLE):
-        common.mnist()
-
-
 def test_results_replace_the_row_of_the_same_key_and_survive_a_restart(tmp_path):
     path = tmp_path / "deeper" / "results.json"
     results = make_results(path)
