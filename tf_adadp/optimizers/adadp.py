@@ -27,7 +27,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
 
     Measured (`benchmarks/adadp_default.py`, docs/adadp.md), for dense networks: at these defaults
     level with DP-SGD tuned for each task and budget, from 1.4 points below to 8 above. Small
-    convolutional networks want a lower rate than the default.
+    convolutional networks want a quarter of the default rate, `InverseSqrtDecay(0.008)`.
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
