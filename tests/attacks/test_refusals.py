@@ -53,7 +53,7 @@ def test_what_sets_the_privacy_is_read_only(make, name):
 @pytest.mark.parametrize("make", [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN])
 def test_every_argument_of_our_own_is_read_only(make):
     """Those of Keras's optimizer (learning_rate, ...) act on released vectors and stay free."""
-    optimizer = make(noise_multiplier=1.0)
+    optimizer = make(0.1, noise_multiplier=1.0)  # a rate: Keras lets no one set one over a schedule
     keras_class = next(c for c in make.__mro__ if c.__module__.startswith("keras"))
     ours = optimizer.get_config().keys() - keras_class().get_config().keys()
     assert ours <= _READ_ONLY
