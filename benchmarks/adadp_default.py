@@ -83,16 +83,15 @@ SEARCH = {
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
 METHODS = ("ADADP", "DPSGD", "ADAL", "DPAdam")
-_RAW = {"prior": "raw", "l2_norm_clip": 1.0}
 # Variants of ADADP; learning rates only where the method has no default step of its own.
 VARIANTS = {
-    "ADADP": lambda **k: dp.ADADP(**k),
-    "ADAL": lambda **k: dp.ADAL(**k),
-    "ADAN": lambda **k: dp.ADAN(**k),
+    "ADADP": dp.ADADP,
+    "ADAL": dp.ADAL,
+    "ADAN": dp.ADAN,
     "no step scaling": lambda **k: dp.ADADP(scale_step=False, **k),
     "box": lambda **k: dp.ADADP(clipping="local", **k),
-    "printed, ε = ∞": lambda **k: dp.ADADP(**_RAW, clipping="local", **k),
-    "printed ellipsoid, ε = ∞": lambda **k: dp.ADADP(**_RAW, **k),
+    "printed, ε = ∞": lambda **k: dp.ADADP(prior="raw", clipping="local", **k),
+    "printed ellipsoid, ε = ∞": lambda **k: dp.ADADP(prior="raw", **k),
     "windowed": lambda **k: dp.ADADP(prior=priors.WindowedPrior(exponent=0.5), **k),
     "by row and column": lambda **k: dp.ADADP(prior=_prior(pooling="both"), **k),
     "by layer": lambda **k: dp.ADADP(prior=_prior(pooling="layer"), **k),

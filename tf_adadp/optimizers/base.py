@@ -8,6 +8,7 @@ import numbers
 import tensorflow as tf
 
 from tf_adadp import clipping, noise
+from tf_adadp.optimizers.checks import check_integer
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {
@@ -86,21 +87,16 @@ class DPOptimizer:
         **keras_arguments,
     ):
         _check_noise_multiplier(noise_multiplier, allow_no_noise)
-        if isinstance(microbatch_size, bool) or not (
-            isinstance(microbatch_size, numbers.Integral) and microbatch_size >= 1
-        ):
-            raise ValueError(
-                f"microbatch_size={microbatch_size!r}: give an integer of at least 1; 1 clips "
-                "every example by itself and adds the least noise."
-            )
-        if isinstance(augmentation_multiplicity, bool) or not (
-            isinstance(augmentation_multiplicity, numbers.Integral)
-            and augmentation_multiplicity >= 1
-        ):
-            raise ValueError(
-                f"augmentation_multiplicity={augmentation_multiplicity!r}: give an integer of at "
-                "least 1."
-            )
+        whole = "an integer of at least 1"
+        microbatch_size = check_integer(
+            "microbatch_size",
+            microbatch_size,
+            f"{whole}; 1 clips every example by itself and adds the least noise",
+            at_least=1,
+        )
+        augmentation_multiplicity = check_integer(
+            "augmentation_multiplicity", augmentation_multiplicity, whole, at_least=1
+        )
         if seed is not None and not isinstance(seed, numbers.Integral):
             raise ValueError(f"seed={seed!r}: give an integer (tests only) or None.")
         for name, way_out in (
@@ -122,8 +118,8 @@ class DPOptimizer:
                 )
         super().__init__(**keras_arguments)
         self.noise_multiplier = float(noise_multiplier)
-        self.microbatch_size = int(microbatch_size)
-        self.augmentation_multiplicity = int(augmentation_multiplicity)
+        self.microbatch_size = microbatch_size
+        self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
         self.allow_no_noise = bool(allow_no_noise)
         self.l2_norm_clip = self._check_clip(l2_norm_clip)

@@ -1,6 +1,7 @@
 """Checks of arguments that optimizers and their parts share."""
 
 import math
+import numbers
 
 
 def check_number(name, value, wanted, *, above=-math.inf, at_least=-math.inf, below=math.inf):
@@ -13,6 +14,13 @@ def check_number(name, value, wanted, *, above=-math.inf, at_least=-math.inf, be
     if not fits:
         raise ValueError(f"{name}={value!r}: give {wanted}.")
     return float(value)
+
+
+def check_integer(name, value, wanted, *, at_least):
+    """`value` as an int, or ValueError: `wanted` says in words what was asked for."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
+        raise ValueError(f"{name}={value!r}: give {wanted}.")
+    return int(value)
 
 
 def check_choice(name, value, known):

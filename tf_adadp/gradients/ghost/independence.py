@@ -28,8 +28,7 @@ _NAMES = [
     "GroupNormalization", "GroupQueryAttention", "Identity", "InputLayer", "LSTM", "LSTMCell",
     "LayerNormalization", "LeakyReLU", "Masking", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D",
     "Maximum", "Minimum", "MultiHeadAttention", "Multiply", "Normalization", "PReLU", "Permute",
-    "RMSNormalization", "RNN", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom",
-    "ReLU", "RepeatVector", "Rescaling", "Reshape", "SeparableConv1D",
+    "RMSNormalization", "RNN", "ReLU", "RepeatVector", "Rescaling", "Reshape", "SeparableConv1D",
     "SeparableConv2D", "SimpleRNN", "SimpleRNNCell", "Softmax", "SpatialDropout1D",
     "SpatialDropout2D", "SpatialDropout3D", "StackedRNNCells", "Subtract", "TimeDistributed",
     "UnitNormalization", "UpSampling1D", "UpSampling2D", "UpSampling3D", "ZeroPadding1D",
@@ -42,7 +41,7 @@ IMAGE_AUGMENTATION = tuple(
     for n in ("RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom")
 )
 _CONTAINERS = {keras.Sequential, Functional}
-_KNOWN |= _CONTAINERS
+_KNOWN |= _CONTAINERS | set(IMAGE_AUGMENTATION)
 ATTENTION = (
     keras.layers.Attention,
     keras.layers.AdditiveAttention,

@@ -1,5 +1,6 @@
 """Priors from public facts: the shape of the model, or scales that the user knows."""
 
+import abc
 import math
 
 import keras
@@ -12,11 +13,15 @@ from tf_adadp.optimizers.priors.base import Prior
 class _Fixed(Prior):
     """Moments that no release changes."""
 
-    def _build(self, add_variable, variables):
-        self._fixed = [tf.constant(self._moment(v), tf.float32) for v in variables]
+    def __init__(self, *, exponent=0.5, **kwargs):
+        super().__init__(exponent=exponent, **kwargs)
 
-    def _moment(self, variable):
-        raise NotImplementedError
+    def _build(self, add_variable, variables):
+        self._fixed = [tf.constant(m, tf.float32) for m in self._public_moments(variables)]
+
+    @abc.abstractmethod
+    def _public_moments(self, variables):
+        """Hook: per variable an array of its rank that broadcasts to it."""
 
     def update(self, released, stddevs):
         """Nothing: the shape depends on public facts only."""
@@ -37,12 +42,8 @@ class FanInPrior(_Fixed):
         exponent, floor: see `Prior`.
     """
 
-    def __init__(self, *, exponent=0.5, **kwargs):
-        super().__init__(exponent=exponent, **kwargs)
-
-    def _moment(self, variable):
-        shape = tuple(variable.shape)
-        return np.full([1] * len(shape), 1.0 / math.prod(shape[:-1]))
+    def _public_moments(self, variables):
+        return [_everywhere(1.0 / math.prod(v.shape[:-1]), v) for v in variables]
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -56,12 +57,8 @@ class EqualLayersPrior(_Fixed):
         exponent, floor: see `Prior`.
     """
 
-    def __init__(self, *, exponent=0.5, **kwargs):
-        super().__init__(exponent=exponent, **kwargs)
-
-    def _moment(self, variable):
-        shape = tuple(variable.shape)
-        return np.full([1] * len(shape), 1.0 / math.prod(shape))
+    def _public_moments(self, variables):
+        return [_everywhere(1.0 / math.prod(v.shape), v) for v in variables]
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -79,7 +76,7 @@ class FixedPrior(_Fixed):
     """
 
     def __init__(self, scales, *, floor=0.0):
-        super().__init__(exponent=0.5, floor=floor)
+        super().__init__(floor=floor)
         if not isinstance(scales, dict):
             raise TypeError(f"scales={scales!r}: give a dict {{variable path prefix: scale}}.")
         self.scales = {}
@@ -96,7 +93,7 @@ class FixedPrior(_Fixed):
                 )
             self.scales[str(prefix)] = values.tolist()
 
-    def _build(self, add_variable, variables):
+    def _public_moments(self, variables):
         paths = [v.path for v in variables]
         for prefix in self.scales:
             if not any(path.startswith(prefix) for path in paths):
@@ -105,7 +102,7 @@ class FixedPrior(_Fixed):
         largest = max(np.max(scale) for scale in full)
         if min(np.min(scale) for scale in full) < 1e-15 * largest:
             raise ValueError(f"scales={self.scales!r} differ by more than a factor of 10¹⁵.")
-        self._fixed = [tf.constant(np.square(scale / largest), tf.float32) for scale in full]
+        return [np.square(scale / largest) for scale in full]
 
     def _scale(self, variable):
         shape = tuple(variable.shape)
@@ -122,3 +119,8 @@ class FixedPrior(_Fixed):
     def get_config(self):
         """The arguments of the constructor."""
         return {"scales": self.scales, "floor": self.floor}
+
+
+def _everywhere(value, variable):
+    """An array of a variable's rank with this one value."""
+    return np.full([1] * len(variable.shape), value)

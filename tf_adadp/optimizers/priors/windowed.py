@@ -1,10 +1,9 @@
 """The windowed prior: releases are averaged before they are squared."""
 
-import numbers
-
 import keras
 import tensorflow as tf
 
+from tf_adadp.optimizers.checks import check_integer
 from tf_adadp.optimizers.priors.exponential import ExponentialPrior
 
 
@@ -23,10 +22,8 @@ class WindowedPrior(ExponentialPrior):
     """
 
     def __init__(self, *, window=10, decay=0.9, **kwargs):
-        if isinstance(window, bool) or not isinstance(window, numbers.Integral) or window < 1:
-            raise ValueError(f"window={window!r}: give an integer of at least 1.")
         super().__init__(decay=decay, **kwargs)
-        self.window = int(window)
+        self.window = check_integer("window", window, "an integer of at least 1", at_least=1)
 
     def _build(self, add_variable, variables):
         super()._build(add_variable, variables)
