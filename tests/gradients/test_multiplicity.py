@@ -69,9 +69,10 @@ def _engine(model, engine):
 
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_many_draws_come_close_to_the_expected_gradient(engine):
-    """One example, no clipping: the mean over 400 draws lies within 4.5 standard errors of that over
-    2,000 single ones in each of 43 coordinates, the error measured on 200 draws: false alarms
-    below 1e-3, were the seed not fixed."""
+    """One example, no clipping: the mean over 400 draws is within 4.5 standard errors of that over
+    2,000 single ones in each of 43 coordinates. The error is measured on 200 draws; false alarms
+    below 1e-3, were the seed not fixed.
+    """
     model = _noisy_model()
     made = _engine(model, engine)
     x, y = np.full((1, 6), 0.3, np.float32), np.array([1], np.int32)
