@@ -82,7 +82,7 @@ SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
-METHODS = ("ADADP", "DPSGD", "ADAL", "DPAdam")
+METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam")
 # Variants of ADADP; learning rates only where the method has no default step of its own.
 VARIANTS = {
     "ADADP": dp.ADADP,

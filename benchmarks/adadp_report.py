@@ -97,7 +97,7 @@ def plot(rows, path):
     figure, (study, sensitivity) = plt.subplots(
         2, 1, figsize=(12, 8), layout="constrained", height_ratios=(3, 2)
     )
-    marks = {"ADADP": "o", "ADAL": "s", "DPSGD": "_", "DPAdam": "x"}
+    marks = {"ADADP": "o", "ADAL": "s", "ADAN": "^", "DPSGD": "_", "DPAdam": "x"}
     for method, mark in marks.items():
         places = [i for i, found in enumerate(cells.values()) if method in found]
         means = [_mean(f[method]) for f in cells.values() if method in f]

@@ -237,6 +237,7 @@ class DPModel(keras.Model):
         law = lots.law
         if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
             law = dataclasses.replace(law, declared=True)
+        self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
@@ -299,6 +300,7 @@ class DPModel(keras.Model):
             lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), batch
         )
         self._prepare(spec)
+        self.optimizer.begin(law, None, 1)
         self._run.start(law, expected_size, False)
         lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
         self.make_train_function()
@@ -322,6 +324,8 @@ class DPModel(keras.Model):
             with self.optimizer.charged(self._ledger, law, steps, reproducible_sampling=sampling):
                 logs = run(iterator)
             self._run.warn_if_unmoved(self, before)
+            if not self.optimizer.can_continue(law):
+                self.stop_training = True
             return logs
 
         self.train_function = charge_and_run
@@ -329,29 +333,26 @@ class DPModel(keras.Model):
     def train_step(self, lot):
         """One lot: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
-        expected_size = run.expected_size.value()
-        sums, loss = run.engine.clipped_sum(
-            lot,
-            optimizer.clipping_set(),
-            optimizer.example_seed(),
-            on_batch=self._update_metrics,
-            microbatch_size=optimizer.microbatch_size,
-            num_slots=optimizer.num_slots(expected_size),
-            augmentation_multiplicity=optimizer.augmentation_multiplicity,
-        )
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
         regularization_gradients = None
-        count = tf.reduce_sum(lot[1])
-        mean_loss = tf.math.divide_no_nan(loss, count)
         if regularization is not None:
             regularization_gradients = tape.gradient(
                 regularization, [v.value for v in self.trainable_variables]
             )
+        loss = optimizer.private_step(
+            run.engine,
+            lot,
+            run.expected_size.value(),
+            on_batch=self._update_metrics,
+            regularization_gradients=regularization_gradients,
+        )
+        count = tf.reduce_sum(lot[1])
+        mean_loss = tf.math.divide_no_nan(loss, count)
+        if regularization is not None:
             mean_loss += regularization
-        optimizer.apply_private(sums, expected_size, regularization_gradients)
         self._loss_tracker.update_state(mean_loss, sample_weight=count)
-        return self.get_metrics_result()
+        return {**self.get_metrics_result(), **optimizer.step_logs()}
 
     def gradient_plan(self):
         """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
@@ -552,6 +553,7 @@ class DPModel(keras.Model):
         validation.check_metric_names(self.get_metrics_result())
         # Also where it was built before: it must have been for these very variables.
         self.optimizer.build(self.trainable_variables)
+        self.optimizer.bind(self.model, self._compile_loss)
         engine, self._run.plan = gradients.make_engine(
             self.model,
             self._compile_loss,

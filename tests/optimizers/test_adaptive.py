@@ -200,17 +200,17 @@ def test_a_rescaled_input_is_trained_alike():
 
 def test_the_default_schedule():
     schedule = dp.InverseSqrtDecay()
-    for step, rate in ((0, 0.032), (150, 0.016), (750, 0.008)):
+    for step, rate in ((0, 0.0064), (4, 0.032 / 1.2**0.5), (60, 0.016), (300, 0.008)):
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-5)
     again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
     assert again.get_config() == schedule.get_config()
     for make_one in (dp.ADADP, dp.ADAL):
         optimizer = make_one(noise_multiplier=1.0)
-        assert float(optimizer.learning_rate) == pytest.approx(0.032, rel=1e-5)
+        assert float(optimizer.learning_rate) == pytest.approx(0.0064, rel=1e-5)
         copy = type(optimizer).from_config(optimizer.get_config())
-        assert float(copy.learning_rate) == pytest.approx(0.032, rel=1e-5)
+        assert float(copy.learning_rate) == pytest.approx(0.0064, rel=1e-5)
         assert float(make_one(0.5, noise_multiplier=1.0).learning_rate) == pytest.approx(0.5)
-    for bad in ({"initial_learning_rate": 0}, {"decay_steps": -1}, {"decay_steps": "a"}):
+    for bad in ({"initial_learning_rate": 0}, {"decay_steps": -1}, {"decay_steps": "a"}, {"warmup_steps": 0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             dp.InverseSqrtDecay(**bad)
 

@@ -18,7 +18,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
     the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
     guarantee. With `scale_step` the step follows r as well:
 
-        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.032 / √(1 + t/50)
+        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.032 / √(1 + t/20)
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its

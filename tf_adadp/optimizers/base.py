@@ -241,6 +241,52 @@ class DPOptimizer:
         """How many releases this process made that no `charge` paid for."""
         return max(0, self._noise_key.releases - self._charged_releases)
 
+    def bind(self, model, loss):
+        """Hook: the plain model and its compiled loss, once, before `private_step` is traced."""
+
+    def begin(self, law, lots, steps_per_execution):
+        """Hook: a run on these lots begins (None where one batch is given). Raises what it refuses.
+
+        Called before anything is trained; `law` is what the run will be charged by.
+        """
+
+    def can_continue(self, law):
+        """Hook: whether a budget of the optimizer's own has room for another step.
+
+        From released state only. Asked after every execution; training stops where it is False.
+        """
+        return True
+
+    def step_logs(self):
+        """Hook: {name: scalar tensor} for the logs, of released quantities only."""
+        return {}
+
+    def private_step(
+        self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
+    ):
+        """One step on one lot, inside the train function: clipped sum, release, update.
+
+        Args:
+            engine: a gradient engine, see `tf_adadp.gradients`.
+            lot: `((x, y, sample_weight), mask)`.
+            expected_lot_size, regularization_gradients: see `apply_private`.
+            on_batch: see the engine's `clipped_sum`; for logs.
+
+        Returns:
+            The sum of the examples' losses: a raw statistic, for logs only.
+        """
+        sums, loss = engine.clipped_sum(
+            lot,
+            self.clipping_set(),
+            self.example_seed(),
+            on_batch=on_batch,
+            microbatch_size=self.microbatch_size,
+            num_slots=self.num_slots(expected_lot_size),
+            augmentation_multiplicity=self.augmentation_multiplicity,
+        )
+        self.apply_private(sums, expected_lot_size, regularization_gradients)
+        return loss
+
     def num_slots(self, expected_lot_size):
         """M = round(L/k), at least 1: the number of slots of a lot (int32 tensor)."""
         slots = tf.round(tf.cast(expected_lot_size, tf.float32) / self.microbatch_size)

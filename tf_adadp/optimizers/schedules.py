@@ -3,38 +3,47 @@
 import keras
 from keras import ops
 
-from tf_adadp.optimizers.checks import check_number
+from tf_adadp.optimizers.checks import check_integer, check_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
 class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """η_t = η₀ / √(1 + t / decay_steps), t = 0, 1, … the step.
+    """η_t = η₀ · min(1, (t + 1)/warmup_steps) / √(1 + t/decay_steps), t = 0, 1, … the step.
 
     Long steps while the signal is large, short ones once noise is most of what moves the weights,
     and no horizon to know beforehand: a run can be stopped by its budget, or go on. The default
     schedule of `ADADP` and `DPRMSprop`, whose steps do not depend on the scale of the gradients or
     of the noise.
 
+    The warm-up is for RMSprop's average, which starts at 0: its first steps are up to
+    1/√(1 − ρ) = 3 times as long as the rate says, all in the direction of one release.
+
     Args:
         initial_learning_rate: η₀ > 0.
         decay_steps: > 0; after three times as many steps the rate is half of η₀.
+        warmup_steps: ≥ 1, an integer; 1 is no warm-up.
     """
 
-    def __init__(self, initial_learning_rate=0.032, decay_steps=50):
+    def __init__(self, initial_learning_rate=0.032, decay_steps=20, warmup_steps=5):
         wanted = "a finite number above 0"
         self.initial_learning_rate = check_number(
             "initial_learning_rate", initial_learning_rate, wanted, above=0
         )
         self.decay_steps = check_number("decay_steps", decay_steps, wanted, above=0)
+        self.warmup_steps = check_integer(
+            "warmup_steps", warmup_steps, "an integer of at least 1", at_least=1
+        )
 
     def __call__(self, step):
         """The rate of a step."""
-        time = ops.cast(step, "float32") / self.decay_steps
-        return self.initial_learning_rate * ops.rsqrt(1.0 + time)
+        step = ops.cast(step, "float32")
+        warm = ops.minimum((step + 1.0) / self.warmup_steps, 1.0)
+        return self.initial_learning_rate * warm * ops.rsqrt(1.0 + step / self.decay_steps)
 
     def get_config(self):
         """The arguments of the constructor."""
         return {
             "initial_learning_rate": self.initial_learning_rate,
             "decay_steps": self.decay_steps,
+            "warmup_steps": self.warmup_steps,
         }
