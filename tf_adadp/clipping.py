@@ -22,6 +22,10 @@ float32 margin on the safe side; replace-one neighbours double the sensitivity, 
 materialised gradients of 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound, and ‖v/s‖₂
 never passes 1/σ*. What is left is the rounding of the float32 sum over examples, which no choice of
 K covers.
+
+**Automatic clipping** (AUTO-S, Bu et al. 2022, "Automatic clipping"): with `gamma`, the balls and
+the ellipsoid divide every row by its norm plus γ, in place of scaling down those outside K alone.
+Small gradients are scaled up, and the clip norm becomes a factor of the rate. K and s are the same.
 """
 
 import abc
@@ -164,13 +168,15 @@ class L2Ball(_ScaledRows):
 
     Args:
         l2_norm_clip: C, a number in [1e-10, 1e10].
+        gamma: None, or γ in [1e-10, 1e10] for v = C·g/(‖g‖₂ + γ).
     """
 
-    def __init__(self, l2_norm_clip):
+    def __init__(self, l2_norm_clip, gamma=None):
         self._l2_norm_clip = _bound("l2_norm_clip", l2_norm_clip)
+        self._gamma = _gamma(gamma)
 
     def _divisors(self, squares):
-        return [tf.maximum(_upper_norm(squares) / self._l2_norm_clip, 1.0)] * len(squares)
+        return [_divisor(_upper_norm(squares), self._l2_norm_clip, self._gamma)] * len(squares)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """σ*·C for each variable."""
@@ -188,9 +194,10 @@ class LayerBalls(_ScaledRows):
         bounds: one number C_l in [1e-10, 1e10] per group.
         groups: per variable, the index of its group in `bounds`. None: each variable is a group.
         allocation: "global" or "proportional".
+        gamma: None, or γ in [1e-10, 1e10] for v_l = C_l·g_l/(‖g_l‖₂ + γ).
     """
 
-    def __init__(self, bounds, groups=None, allocation="global"):
+    def __init__(self, bounds, groups=None, allocation="global", gamma=None):
         self._bounds = tuple(_bound(f"bounds[{i}]", b) for i, b in enumerate(bounds))
         self._groups = tuple(range(len(self._bounds)) if groups is None else groups)
         if set(self._groups) != set(range(len(self._bounds))):
@@ -201,13 +208,14 @@ class LayerBalls(_ScaledRows):
         if allocation not in ("global", "proportional"):
             raise ValueError(f"allocation={allocation!r}: give 'global' or 'proportional'.")
         self._allocation = allocation
+        self._gamma = _gamma(gamma)
 
     def _divisors(self, squares):
         _check_length("groups", self._groups, len(squares))
         divisors = []
         for group, bound in enumerate(self._bounds):
             members = [s for s, of in zip(squares, self._groups, strict=True) if of == group]
-            divisors.append(tf.maximum(_upper_norm(members) / bound, 1.0))
+            divisors.append(_divisor(_upper_norm(members), bound, self._gamma))
         return [divisors[group] for group in self._groups]
 
     def noise_stddev(self, noise_multiplier, num_variables):
@@ -316,12 +324,14 @@ class Ellipsoid(_ScaledRows):
     Args:
         scales: b ≥ 0, per variable a tensor that broadcasts to the variable's shape.
         center: a, per variable a tensor that broadcasts likewise, or None for 0.
+        gamma: None, or γ in [1e-10, 1e10] for v = b∘w/(‖w‖₂ + γ): relative to the ellipsoid.
     """
 
-    def __init__(self, scales, center=None):
+    def __init__(self, scales, center=None, gamma=None):
         center = [None] * len(scales) if center is None else center
         _check_length("center", center, len(scales))
         self._blocks = tuple(AxisScales(b, a) for b, a in zip(scales, center, strict=True))
+        self._gamma = _gamma(gamma)
 
     @property
     def center(self):
@@ -334,7 +344,7 @@ class Ellipsoid(_ScaledRows):
         return self._blocks
 
     def _divisors(self, squares):
-        return [tf.maximum(_upper_norm(squares), 1.0)] * len(squares)
+        return [_divisor(_upper_norm(squares), 1.0, self._gamma)] * len(squares)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """σ*·b, of the shapes of `scales`."""
@@ -342,7 +352,7 @@ class Ellipsoid(_ScaledRows):
         return [_times(noise_multiplier, block.scale) for block in self._blocks]
 
 
-class Normalized(_ScaledRows):
+class Normalized(L2Ball):
     """v = g/(‖g‖₂ + γ), so ‖v‖₂ < 1, and s = σ*: there is no clip norm to tune.
 
     AUTO-S (Bu et al. 2022, "Automatic clipping", eq. 4.1). The bound 1 is approached, not reached.
@@ -352,14 +362,7 @@ class Normalized(_ScaledRows):
     """
 
     def __init__(self, gamma=0.01):
-        self._gamma = _bound("gamma", gamma)
-
-    def _divisors(self, squares):
-        return [_upper_norm(squares) + self._gamma] * len(squares)
-
-    def noise_stddev(self, noise_multiplier, num_variables):
-        """σ* for each variable."""
-        return [_times(noise_multiplier, 1.0)] * num_variables
+        super().__init__(1.0, _bound("gamma", gamma))
 
 
 class Switch(ClippingSet):
@@ -460,6 +463,15 @@ def _bound(name, value):
             "(beyond, float32 cannot square what it bounds)."
         )
     return float(value)
+
+
+def _gamma(value):
+    return None if value is None else _bound("gamma", value)
+
+
+def _divisor(norm, bound, gamma):
+    """What a row of this norm is divided by: ends at most at norm `bound`."""
+    return tf.maximum(norm / bound, 1.0) if gamma is None else (norm + gamma) / bound
 
 
 def _check_length(name, values, num_variables):

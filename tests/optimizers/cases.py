@@ -1,5 +1,7 @@
 """Every optimizer in every mode, and variables to put it on."""
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,22 @@ OPTIMIZERS = {
     "adadp_root": lambda **k: dp.ADADP(prior_exponent=0.5, prior_decay=0.99, **k),
     "adadp_local": lambda **k: dp.ADADP(clipping="local", warmup_steps=2, **k),
     "adan": lambda **k: dp.ADAN(**k),
+    "autosgd": lambda **k: dp.AutoSGD(gamma=0.1, momentum=0.5, **k),
+    "automatic_per_layer": lambda **k: dp.DPAdam(
+        l2_norm_clip={"first": 0.5, "": 2.0}, automatic_clipping=0.01, **k
+    ),
+    "automatic_adadp": lambda **k: dp.ADADP(automatic_clipping=0.05, l2_norm_clip=0.3, **k),
+    "adaclip": lambda **k: dp.AdaCliP(center_decay=0.9, **k),
+    "adaclip_free": lambda **k: dp.AdaCliP(scale="free", l2_norm_clip=2.0, **k),
+    "adaclip_free_unbounded": lambda **k: dp.AdaCliP(scale="free", max_variance=1e6, **k),
+    "dpopt": lambda **k: dp.DPOPT(**k),
+    "dpopt_uniform": lambda **k: dp.DPOPT(directions="uniform", pruning=0.6, **k),
+    "dpopt_box": lambda **k: dp.DPOPT(clipping="local", local_clip_factor=1.3, **k),
+    "dpopt_public": lambda **k: dp.DPOPT(
+        directions=[np.linspace(0, 1, math.prod(s)).reshape(s) for s in SHAPES.values()], **k
+    ),
+    "dpnadam": lambda **k: dp.make_private(keras.optimizers.Nadam)(**k),
+    "dpadadelta": lambda **k: dp.make_private(keras.optimizers.Adadelta)(**k),
     "adan_local": lambda **k: dp.ADAN(clipping="local", local_clip_factor=0.7, **k),
 }
 SHAPES = {"first/kernel": (7, 5), "first/bias": (5,), "second/kernel": (2, 3, 5, 1), "scale": ()}

@@ -210,7 +210,12 @@ def test_the_default_schedule():
         copy = type(optimizer).from_config(optimizer.get_config())
         assert float(copy.learning_rate) == pytest.approx(0.0064, rel=1e-5)
         assert float(make_one(0.5, noise_multiplier=1.0).learning_rate) == pytest.approx(0.5)
-    for bad in ({"initial_learning_rate": 0}, {"decay_steps": -1}, {"decay_steps": "a"}, {"warmup_steps": 0}):
+    for bad in (
+        {"initial_learning_rate": 0},
+        {"decay_steps": -1},
+        {"decay_steps": "a"},
+        {"warmup_steps": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             dp.InverseSqrtDecay(**bad)
 

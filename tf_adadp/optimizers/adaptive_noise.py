@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp.optimizers.base import DPOptimizer
-from tf_adadp.optimizers.checks import check_choice, check_number
+from tf_adadp.optimizers.checks import check_choice, check_integer, check_number
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
 from tf_adadp.optimizers.priors.raw import RawPrior, variance
 from tf_adadp.row_gradients import as_rows
@@ -84,12 +84,15 @@ class AdaptiveNoise(DPOptimizer):
         local_clip_threshold = check_number(
             "local_clip_threshold", local_clip_threshold, "a number ≥ 0", at_least=0
         )
-        if warmup_steps is not None and not (
-            isinstance(warmup_steps, int)
-            and not isinstance(warmup_steps, bool)
-            and warmup_steps >= 0
-        ):
-            raise ValueError(f"warmup_steps={warmup_steps!r}: give an integer ≥ 0, or None.")
+        if warmup_steps is not None:
+            warmup_steps = check_integer(
+                "warmup_steps", warmup_steps, "an integer ≥ 0, or None", at_least=0
+            )
+        if kwargs.get("automatic_clipping") is not None and clipping == "local":
+            raise ValueError(
+                f'automatic_clipping={kwargs["automatic_clipping"]!r} with clipping="local": a box '
+                'clips coordinates, it has no norm to divide by. Use clipping="ellipsoid".'
+            )
         super().__init__(**kwargs)
         self.clipping = clipping
         self.prior = prior
@@ -127,7 +130,7 @@ class AdaptiveNoise(DPOptimizer):
         # could differ from the one that gradients were clipped with.
         self._kept_shape = []
         with tf.init_scope():
-            for i, (r, v) in enumerate(zip(self._prior.shape(), variables, strict=True)):
+            for i, (r, v) in enumerate(zip(self._next_shape(), variables, strict=True)):
                 if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
                     raise ValueError(
                         f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
@@ -142,7 +145,8 @@ class AdaptiveNoise(DPOptimizer):
         if self.prior == "raw":
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
-            return sets.Ellipsoid([self.l2_norm_clip * r for r in self.noise_shape()])
+            scales = [self.l2_norm_clip * r for r in self.noise_shape()]
+            return sets.Ellipsoid(scales, gamma=self._relative_gamma())
         shape = [r.value for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         box = sets.Box(
@@ -152,6 +156,11 @@ class AdaptiveNoise(DPOptimizer):
             ]
         )
         return sets.Switch(self._is_warm(shape), box, sets.L2Ball(self.l2_norm_clip))
+
+    def _relative_gamma(self):
+        """γ in the metric of the ellipsoid, where the clip norm is 1."""
+        gamma = self.automatic_clipping
+        return None if gamma is None else gamma / self.l2_norm_clip
 
     def noise_shape(self):
         """r of the next release, per variable a tensor that broadcasts to it; 1 while warming up.
@@ -169,10 +178,12 @@ class AdaptiveNoise(DPOptimizer):
         root = self._prior.root()
         bounds = [self.local_clip_factor * r for r in root]
         if self.clipping == "ellipsoid":
-            adapted = sets.Ellipsoid([math.sqrt(self._num_scalars) * c for c in bounds])
+            scales = [math.sqrt(self._num_scalars) * c for c in bounds]
+            adapted = sets.Ellipsoid(scales, gamma=self._relative_gamma())
         else:
             adapted = sets.Box(bounds)
-        return sets.Switch(self._is_warm(root), adapted, sets.L2Ball(self.l2_norm_clip))
+        ball = sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
+        return sets.Switch(self._is_warm(root), adapted, ball)
 
     def _is_warm(self, shape):
         """Whether the warm-up is over, from released state (or, printed, from raw state)."""
@@ -193,8 +204,15 @@ class AdaptiveNoise(DPOptimizer):
     def _observe(self, released, stddevs):
         if self.prior != "raw":
             self._prior.update(released, stddevs)
-            for kept, r in zip(self._kept_shape, self._prior.shape(), strict=True):
-                kept.assign(r)
+            self._keep_shape()
+
+    def _keep_shape(self):
+        for kept, r in zip(self._kept_shape, self._next_shape(), strict=True):
+            kept.assign(r)
+
+    def _next_shape(self):
+        """Hook: r of the next release, from the prior and whatever else is known."""
+        return self._prior.shape()
 
     def event(self, law):
         """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""

@@ -8,12 +8,13 @@ import numbers
 import tensorflow as tf
 
 from tf_adadp import clipping, noise
-from tf_adadp.optimizers.checks import check_integer
+from tf_adadp.optimizers.checks import check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {
     "noise_multiplier",
     "l2_norm_clip",
+    "automatic_clipping",
     "microbatch_size",
     "augmentation_multiplicity",
     "seed",
@@ -26,6 +27,16 @@ _READ_ONLY = {
     "prior_exponent",
     "local_clip_threshold",
     "scale_step",
+    "scale",
+    "center_decay",
+    "variance_decay",
+    "min_variance",
+    "max_variance",
+    "directions",
+    "direction_noise_multiplier",
+    "direction_decay",
+    "pruning",
+    "variant",
 }
 OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
@@ -58,6 +69,9 @@ class DPOptimizer:
             0 only with `allow_no_noise=True`, charged ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
             longest prefix wins and every trainable variable must match one.
+        automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
+            to l2_norm_clip, small ones up as well (AUTO-S, Bu et al. 2022), see `AutoSGD`. Not
+            for boxes, which know no norm.
         microbatch_size: k ≥ 1; k > 1 clips sums over slots of k examples in expectation and
             doubles the sensitivity.
         augmentation_multiplicity: K ≥ 1; with K > 1 the gradient of an example is the mean over K
@@ -80,6 +94,7 @@ class DPOptimizer:
         *,
         noise_multiplier,
         l2_norm_clip=1.0,
+        automatic_clipping=None,
         microbatch_size=1,
         augmentation_multiplicity=1,
         seed=None,
@@ -123,6 +138,12 @@ class DPOptimizer:
         self.seed = None if seed is None else int(seed)
         self.allow_no_noise = bool(allow_no_noise)
         self.l2_norm_clip = self._check_clip(l2_norm_clip)
+        if automatic_clipping is not None:
+            automatic_clipping = check_number(
+                "automatic_clipping", automatic_clipping, "None or γ, a number above 0", above=0
+            )
+            clipping.L2Ball(1.0, gamma=automatic_clipping)  # checks the range
+        self.automatic_clipping = automatic_clipping
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed)
         self._charged_releases = 0
@@ -190,8 +211,8 @@ class DPOptimizer:
             [_path(v) for v in self._trainable_variables], self.l2_norm_clip
         )
         if isinstance(bounds, float):
-            return clipping.L2Ball(bounds)
-        return clipping.LayerBalls(*bounds)
+            return clipping.L2Ball(bounds, gamma=self.automatic_clipping)
+        return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
 
     def event(self, law):
         """The privacy event of one step on a lot drawn by `law` (see `tf_adadp.accounting`)."""
@@ -383,6 +404,7 @@ class DPOptimizer:
         config.update(
             noise_multiplier=self.noise_multiplier,
             l2_norm_clip=self.l2_norm_clip,
+            automatic_clipping=self.automatic_clipping,
             microbatch_size=self.microbatch_size,
             augmentation_multiplicity=self.augmentation_multiplicity,
             seed=self.seed,

@@ -4,11 +4,20 @@ import math
 import numbers
 
 
-def check_number(name, value, wanted, *, above=-math.inf, at_least=-math.inf, below=math.inf):
+def check_number(
+    name,
+    value,
+    wanted,
+    *,
+    above=-math.inf,
+    at_least=-math.inf,
+    below=math.inf,
+    at_most=math.inf,
+):
     """`value` as a float, or ValueError: `wanted` says in words what was asked for."""
     try:
         fits = not isinstance(value, bool) and math.isfinite(value)
-        fits = fits and value > above and at_least <= value < below
+        fits = fits and above < value < below and at_least <= value <= at_most
     except (TypeError, OverflowError):
         fits = False
     if not fits:

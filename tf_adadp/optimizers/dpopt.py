@@ -1,0 +1,340 @@
+"""DPOPT: noise shaped by how much each coordinate matters."""
+
+import math
+
+import dp_accounting
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp import clipping as sets
+from tf_adadp import noise
+from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.checks import check_choice, check_number
+
+_FLOOR = 0.4  # |w| does not fall below this fraction of its root mean square
+_NAMES = ("released", "uniform", "budgeted")
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
+    """Directional noise: the least Σ abs(w_i)·s_i, for importances w.
+
+    (Xiang et al., "Differentially-Private Deep Learning from an Optimization Perspective", INFOCOM
+    2019, and its journal form.)
+
+    With v_i the prior's second moment of coordinate i and C the clip norm:
+
+    - `clipping="ellipsoid"`: ‖v/b‖₂ ≤ 1 and s = σ*·b with b_i ∝ (v_i / abs(w_i))^(1/3): the least
+      Σ abs(w_i)·b_i among ellipsoids with one Σ v_i/b_i², that clip alike. b = C·r, mean(r²) = 1.
+    - `clipping="local"`: the box abs(v_i) ≤ c_i = β·C·r_i/√m, r from the prior alone, with the
+      noise that is best for w, s_i = σ*·(Σ_j (c_j·abs(w_j))^(2/3))^(1/2) · c_i^(2/3) ·
+      abs(w_i)^(-1/3).
+
+    So important coordinates get LESS noise. A ball has no directions: for it isotropic noise,
+    DP-SGD's, is the optimum.
+
+    Guarantee: w and v are public or from past releases, and both sets meet rule (R), so a step
+    costs one Gaussian mechanism of multiplier σ*; see `DPOptimizer`. With
+    `directions="budgeted"` a step releases the lot's clipped sum a second time, at multiplier
+    σ_w, before: two Gaussians on one lot, the second of which depends on the first, at most one of
+    multiplier (1/σ*² + 1/σ_w²)^(-1/2), whichever way the lot was sampled.
+
+    `variant="printed"` is the paper's closed form, which swaps a minimum and a maximum: Δ ∝ w is
+    held fixed, and s_i ∝ abs(w_i)^(1/3) gives important coordinates MORE noise, for vectors clipped
+    to the ball. An example that lies along a coordinate of little noise breaks the bound, so it is
+    charged ε = ∞.
+
+    Args:
+        learning_rate: η, a float or a Keras schedule.
+        directions: w. "released": the running mean of released vectors; "uniform": 1; "budgeted":
+            a release of its own in every step; or public arrays, a list with one per variable.
+            Absolute values are raised towards 0.4 of their root mean square.
+        direction_noise_multiplier: σ_w > 0, of "budgeted", required there.
+        direction_decay: in [0, 1), of the running mean of "released".
+        clipping: "ellipsoid" or "local".
+        pruning: p in [0, 1): the share of each variable's coordinates that a step leaves alone.
+            What they would have moved stays in a residual (error feedback) until they are among
+            the largest. Mask and residual come from past releases: a residual of raw gradients
+            would be state that nobody charged. 0 for none.
+        variant: "sound" or "printed".
+        prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent: see `AdaptiveNoise`;
+            the exponent is 1/3 unless told.
+        momentum, nesterov: as in `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+
+    Raises:
+        ValueError: on directions that are not finite numbers, or, when built, do not have the
+            shapes of the variables.
+    """
+
+    _default_exponent = 1 / 3
+
+    def __init__(
+        self,
+        learning_rate=1.0,
+        *,
+        directions="released",
+        direction_noise_multiplier=None,
+        direction_decay=0.99,
+        clipping="ellipsoid",
+        pruning=0.0,
+        variant="sound",
+        prior="released",
+        warmup_steps=None,
+        local_clip_factor=1.0,
+        prior_decay=None,
+        prior_exponent=None,
+        momentum=0.0,
+        nesterov=False,
+        **kwargs,
+    ):
+        check_choice("variant", variant, ("sound", "printed"))
+        if isinstance(directions, str):
+            check_choice("directions", directions, _NAMES)
+        else:
+            directions = _check_arrays(directions)
+        direction_decay = check_number(
+            "direction_decay", direction_decay, "a number in [0, 1)", at_least=0, below=1
+        )
+        pruning = check_number("pruning", pruning, "a number in [0, 1)", at_least=0, below=1)
+        if (directions == "budgeted") != (direction_noise_multiplier is not None):
+            raise ValueError(
+                f"direction_noise_multiplier={direction_noise_multiplier!r} with directions="
+                f'{directions!r}: "budgeted" releases w in every step and needs it; the others do '
+                "not, leave it out."
+            )
+        if direction_noise_multiplier is not None:
+            direction_noise_multiplier = check_number(
+                "direction_noise_multiplier",
+                direction_noise_multiplier,
+                "a finite number above 0",
+                above=0,
+            )
+        if prior == "raw":
+            raise ValueError('prior="raw" belongs to ADADP and ADAN. Leave it out.')
+        super().__init__(
+            learning_rate=learning_rate,
+            clipping=clipping,
+            prior=prior,
+            warmup_steps=warmup_steps,
+            local_clip_factor=local_clip_factor,
+            prior_decay=prior_decay,
+            prior_exponent=prior_exponent,
+            local_clip_threshold=0.0,
+            momentum=momentum,
+            nesterov=nesterov,
+            **kwargs,
+        )
+        self.directions = directions
+        self.direction_noise_multiplier = direction_noise_multiplier
+        self.direction_decay = direction_decay
+        self.pruning = pruning
+        self.variant = variant
+        self._direction_key = noise.SecretKey(self.seed)
+
+    def _build_private(self, variables):
+        self._check_directions(variables)
+
+        def slots(name):
+            return [
+                self.add_variable(
+                    tuple(v.shape), initializer="zeros", dtype="float32", name=f"{name}_{i}"
+                )
+                for i, v in enumerate(variables)
+            ]
+
+        self._direction = slots("direction")
+        self._residual = slots("residual") if self.pruning else []
+        with tf.init_scope():
+            for i, direction in enumerate(self._direction):
+                if self.directions == "uniform":
+                    direction.assign(tf.ones(tuple(direction.shape)))
+                elif not isinstance(self.directions, str):
+                    direction.assign(np.asarray(self.directions[i], np.float32))
+        super()._build_private(variables)
+
+    def _check_directions(self, variables):
+        if isinstance(self.directions, str):
+            return
+        shapes = [tuple(v.shape) for v in variables]
+        given = [np.shape(w) for w in self.directions]
+        if given != shapes:
+            raise ValueError(
+                f"directions have the shapes {given}, the trainable variables {shapes}: give one "
+                "importance per weight."
+            )
+
+    def importances(self):
+        """abs(w), per variable a tensor of its shape: mean square 1, floored. From releases."""
+        squares = [tf.square(tf.convert_to_tensor(w.value)) for w in self._direction]
+        largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
+        squares = [s / tf.maximum(largest, 1e-30) for s in squares]
+        total = tf.add_n([tf.reduce_sum(s) for s in squares])
+        count = float(sum(math.prod(w.shape) for w in self._direction))
+        mean = total / count
+        low = _FLOOR**2
+        return [
+            tf.where(mean > 0, tf.sqrt(low + (1 - low) * s / tf.where(mean > 0, mean, 1.0)), 1.0)
+            for s in squares
+        ]
+
+    def _next_shape(self):
+        """(v/abs(w))^(1/3) for the ellipsoid, mean square 1; the prior's own for the box."""
+        shape = super()._next_shape()
+        if self.clipping == "local":
+            return shape
+        scales = [r * tf.pow(w, -1 / 3) for r, w in zip(shape, self.importances(), strict=True)]
+        total = tf.add_n([tf.reduce_sum(tf.square(r)) for r in scales])
+        count = float(sum(math.prod(w.shape) for w in self._direction))
+        return [r * tf.math.rsqrt(total / count) for r in scales]
+
+    def clipping_set(self):
+        """The set of this step; see the class."""
+        if self.variant == "printed":
+            return _Printed(self.l2_norm_clip, self.importances())
+        if self.clipping == "ellipsoid":
+            return super().clipping_set()
+        scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
+        bounds = [
+            tf.broadcast_to(scale * r, w.shape)
+            for r, w in zip(self.noise_shape(), self._direction, strict=True)
+        ]
+        return sets.Box(bounds, self.importances())
+
+    def private_step(
+        self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
+    ):
+        """One step; "budgeted" directions are released first, from the same lot."""
+        if self.directions == "budgeted":
+            seed = self.example_seed()
+            ball = self.direction_set()
+            sums, _ = engine.clipped_sum(
+                lot,
+                ball,
+                seed,
+                microbatch_size=self.microbatch_size,
+                num_slots=self.num_slots(expected_lot_size),
+                augmentation_multiplicity=self.augmentation_multiplicity,
+            )
+            self.release_directions(sums)
+        return super().private_step(
+            engine,
+            lot,
+            expected_lot_size,
+            on_batch=on_batch,
+            regularization_gradients=regularization_gradients,
+        )
+
+    def direction_set(self):
+        """The set of the directions' own release: the ball of radius l2_norm_clip."""
+        return sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
+
+    def release_directions(self, sums):
+        """Takes w from a clipped sum over `direction_set()`, with noise of multiplier σ_w.
+
+        For custom loops with `directions="budgeted"`: before `clipping_set()` of the same step, on
+        the same lot. `event` charges both.
+        """
+        if self.directions != "budgeted":
+            raise ValueError(
+                f'release_directions with directions={self.directions!r}: only "budgeted" releases '
+                "them by themselves."
+            )
+        self._check_shapes(sums)
+        stddevs = self.direction_set().noise_stddev(self.direction_noise_multiplier, len(sums))
+        release = self._direction_key.next_step()
+        step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
+        for i, (w, s, std) in enumerate(zip(self._direction, sums, stddevs, strict=True)):
+            # A seeded key is that of the main release, which uses the lower numbers.
+            number = len(sums) + i
+            w.assign(s + noise.gaussian(self._direction_key.key, step, number, s.shape, std))
+        self._keep_shape()
+
+    @property
+    def uncharged_releases(self):
+        """As in `DPOptimizer`; directions that no step followed count as well."""
+        alone = self._direction_key.releases - self._noise_key.releases
+        return super().uncharged_releases + max(0, alone)
+
+    def load_own_variables(self, store):
+        """Restores the public state; noise goes on under new keys."""
+        super().load_own_variables(store)
+        self._direction_key.renew()
+
+    def _release(self, sums, expected_lot_size):
+        released = super()._release(sums, expected_lot_size)
+        if not self.pruning:
+            return released
+        moves = []
+        for residual, r in zip(self._residual, released, strict=True):
+            size = math.prod(residual.shape)
+            past = tf.reshape(tf.abs(tf.convert_to_tensor(residual.value)), [size])
+            # Exactly as many in every step, also of equal ones: the first residuals are all 0.
+            chosen = tf.math.top_k(past, max(1, round((1.0 - self.pruning) * size))).indices
+            mask = tf.tensor_scatter_nd_update(
+                tf.zeros([size], tf.bool), chosen[:, None], tf.ones_like(chosen, tf.bool)
+            )
+            mask = tf.reshape(mask, residual.shape)
+            total = residual.value + r
+            moves.append(tf.where(mask, total, 0.0))
+            residual.assign(tf.where(mask, 0.0, total))
+        return moves
+
+    def _observe(self, released, stddevs):
+        if self.directions == "released":
+            for w, r in zip(self._direction, released, strict=True):
+                w.assign(self.direction_decay * w.value + (1.0 - self.direction_decay) * r)
+        super()._observe(released, stddevs)
+
+    def event(self, law):
+        """One Gaussian event; its multiplier covers "budgeted" directions as well."""
+        if self.variant == "printed":
+            return dp_accounting.NonPrivateDpEvent()
+        if self.directions != "budgeted" or self.noise_multiplier == 0:
+            return super().event(law)
+        both = 1.0 / math.hypot(1.0 / self.noise_multiplier, 1.0 / self.direction_noise_multiplier)
+        return law.event(both, microbatched=self.microbatch_size > 1)
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        config = super().get_config()
+        del config["local_clip_threshold"]
+        directions = self.directions
+        if not isinstance(directions, str):
+            directions = [w.tolist() for w in directions]
+        config.update(
+            directions=directions,
+            direction_noise_multiplier=self.direction_noise_multiplier,
+            direction_decay=self.direction_decay,
+            pruning=self.pruning,
+            variant=self.variant,
+        )
+        return config
+
+
+class _Printed(sets.L2Ball):
+    """The ball with the paper's noise, s_i ∝ abs(w_i)^(1/3), for Δ = C·w/‖w‖ alone. Not private."""
+
+    def __init__(self, l2_norm_clip, importances):
+        super().__init__(l2_norm_clip)
+        self._importances = importances
+
+    def noise_stddev(self, noise_multiplier, num_variables):
+        """σ*·C·(Σ abs(w)^(4/3))^(1/2)·abs(w_i)^(1/3) / ‖w‖."""
+        w = self._importances
+        powers = tf.add_n([tf.reduce_sum(tf.pow(x, 4 / 3)) for x in w])
+        squares = tf.add_n([tf.reduce_sum(tf.square(x)) for x in w])
+        scale = noise_multiplier * self._l2_norm_clip * tf.sqrt(powers / squares)
+        return [scale * tf.pow(x, 1 / 3) for x in w]
+
+
+def _check_arrays(directions):
+    wanted = f"one of {', '.join(map(repr, _NAMES))}, or a list with one array of finite numbers"
+    try:
+        arrays = [np.asarray(w, np.float32) for w in directions]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"directions={directions!r}: give {wanted} per variable.") from error
+    if not arrays or not all(np.all(np.isfinite(w)) for w in arrays):
+        raise ValueError(f"directions hold an infinite number or NaN, or nothing: give {wanted}.")
+    return arrays
