@@ -15,6 +15,12 @@ OPTIMIZERS = {
     "adadp": lambda **k: dp.ADADP(0.05, warmup_steps=1, **k),
     "adadp_local": lambda **k: dp.ADADP(0.05, clipping="local", warmup_steps=1, **k),
     "adan": lambda **k: dp.ADAN(0.5, warmup_steps=1, **k),
+    "autosgd": lambda **k: dp.AutoSGD(0.5, **k),
+    "adaclip": lambda **k: dp.AdaCliP(0.5, center_decay=0.5, **k),
+    "adaclip_free": lambda **k: dp.AdaCliP(0.5, scale="free", **k),
+    "dpopt": lambda **k: dp.DPOPT(0.5, direction_decay=0.5, pruning=0.5, **k),
+    "dpopt_local": lambda **k: dp.DPOPT(0.5, clipping="local", **k),
+    "dpnadam": lambda **k: dp.make_private(keras.optimizers.Nadam)(learning_rate=0.05, **k),
 }
 EPOCHS, LOT = 2, 60
 STEPS = EPOCHS * ROWS // LOT
@@ -92,18 +98,18 @@ def recorded(make):
     releases, states = [], []
     private = private_model(make(noise_multiplier=SIGMA), run_eagerly=True)
     start = private.model.get_weights()
-    release = private.optimizer._release
+    release = private.optimizer._noisy_mean
 
-    def record(sums, expected_lot_size):
-        released = release(sums, expected_lot_size)
+    def record(clipping_set, sums, expected_lot_size):
+        released, stddevs = release(clipping_set, sums, expected_lot_size)
         releases.append([tf.identity(g) for g in released])
-        return released
+        return released, stddevs
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             states.append(state(private))
 
-    private.optimizer._release = record
+    private.optimizer._noisy_mean = record
     private.fit(x, y, batch_size=LOT, epochs=EPOCHS, verbose=0, callbacks=[Watch()])
     assert len(releases) == len(states) == STEPS
     return start, releases, states
@@ -117,12 +123,11 @@ def replay(make, start, releases):
     optimizer.build(private.trainable_variables)
     for released in releases:
 
-        def again(sums, expected_lot_size, released=released):
-            stddevs = optimizer.clipping_set().noise_stddev(SIGMA, len(released))
-            optimizer._observe(released, [s / tf.constant(float(LOT)) for s in stddevs])
-            return released
+        def again(clipping_set, sums, expected_lot_size, released=released):
+            stddevs = clipping_set.noise_stddev(SIGMA, len(released))
+            return released, [s / tf.constant(float(LOT)) for s in stddevs]
 
-        optimizer._release = again
+        optimizer._noisy_mean = again
         nothing = [tf.zeros([0, *v.shape]) for v in optimizer._trainable_variables]
         sums = optimizer.clipping_set().clipped_sum(nothing, tf.zeros([0]))
         optimizer.apply_private(sums, float(LOT))

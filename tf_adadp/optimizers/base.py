@@ -336,8 +336,16 @@ class DPOptimizer:
             super().apply(released, self._trainable_variables)
 
     def _release(self, sums, expected_lot_size):
-        """g̃: noise once per lot, then the public constants L and a."""
+        """g̃, from the noisy mean and the public constant a."""
         clipping_set = self.clipping_set()
+        released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
+        self._observe(released, stddevs)
+        if clipping_set.center is not None:
+            released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
+        return released
+
+    def _noisy_mean(self, clipping_set, sums, expected_lot_size):
+        """What the step is charged for: the sums with noise, over L; and the noise's std."""
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
         if self.microbatch_size > 1:
             divisor = tf.cast(self.num_slots(expected_lot_size), tf.float32)
@@ -354,10 +362,7 @@ class DPOptimizer:
                 g + noise.gaussian(self._noise_key.key, step, i, g.shape, std)
                 for i, (g, std) in enumerate(zip(released, stddevs, strict=True))
             ]
-        self._observe(released, stddevs)
-        if clipping_set.center is not None:
-            released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
-        return released
+        return released, stddevs
 
     def _observe(self, released, stddevs):
         """Hook: updates the state of K from a released vector and its noise's std."""
