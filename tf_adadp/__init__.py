@@ -21,11 +21,13 @@ _MODULE_OF = {
     "DPModel": "model",
     "DPOPT": "optimizers",
     "DPOptimizer": "optimizers",
+    "DPPCA": "pca",
     "DPRMSprop": "optimizers",
     "DPSGD": "optimizers",
     "DeclaredLots": "sampling",
     "FixedSizeLots": "sampling",
     "InverseSqrtDecay": "optimizers",
+    "PCAProjection": "pca",
     "PoissonLots": "sampling",
     "PrivacyCallback": "callbacks",
     "PrivacyLedger": "accounting",
@@ -62,6 +64,11 @@ def __dir__():
     return sorted({*globals(), *__all__})
 
 
+def _register():
+    for module in ("model", "pca"):  # the modules with classes of saved models
+        importlib.import_module(f"{__name__}.{module}")
+
+
 class _RegisterAfterKeras(importlib.abc.MetaPathFinder):
     """Registers our classes with Keras as soon as Keras is imported.
 
@@ -81,13 +88,13 @@ class _RegisterAfterKeras(importlib.abc.MetaPathFinder):
                 execute(module)
                 # Not where one of our own modules is importing Keras: it would be met half made.
                 if not any(name in sys.modules for name in _NEEDS_KERAS):
-                    importlib.import_module(f"{__name__}.model")
+                    _register()
 
             spec.loader.exec_module = execute_and_register
         return spec
 
 
 if "keras" in sys.modules and hasattr(sys.modules["keras"], "Model"):
-    importlib.import_module(f"{__name__}.model")
+    _register()
 else:
     sys.meta_path.insert(0, _RegisterAfterKeras())

@@ -430,10 +430,12 @@ class DPModel(keras.Model):
                     + ": call `model.optimizer.charge(model.ledger, law)` before every "
                     "`apply_private`, with the law that the lots were drawn by."
                 )
-            if self.compiled and int(self.optimizer.iterations) > ledger.steps:
+            # Steps are charged with the law of their lots; other releases, as DPPCA's, have none.
+            charged = sum(entry.count for entry in ledger.entries if entry.law is not None)
+            if self.compiled and int(self.optimizer.iterations) > charged:
                 raise ValueError(
                     f"The optimizer took {int(self.optimizer.iterations)} steps, and the ledger "
-                    f"knows of {ledger.steps}: its state was restored without the ledger. "
+                    f"knows of {charged}: its state was restored without the ledger. "
                     "Restore with `load_weights` or `load_model`, which keep them together."
                 )
         return ledger.epsilon(delta, accountant)

@@ -1,0 +1,309 @@
+"""DPPCA: principal components of private records."""
+
+import functools
+import json
+import math
+
+import dp_accounting
+import numpy as np
+
+from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.optimizers import checks
+from tf_adadp.pca.layer import PCAProjection
+from tf_adadp.pca.rows import raw_rows, row_blocks, unit_rows
+
+_RELATIONS = {
+    "add_or_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+# The norm by which one record moves the upper triangle of A, under each relation.
+_SENSITIVITY = {"add_or_remove": 1.0, "replace_one": math.sqrt(2.0)}
+# NumPy's warnings of overflow and the like, which may be errors, would tell what the data hold.
+_SILENT = functools.partial(np.errstate, all="ignore")
+_FITTED = ("components_", "explained_variance_", "explained_variance_ratio_")
+
+
+class DPPCA:
+    """Principal components from a noisy second moment ("Analyze Gauss").
+
+        pca = DPPCA(60, noise_multiplier=16.0).fit(x_train)
+        model = DPModel(keras.Sequential([keras.Input((28, 28)), pca.layer(), ...]))
+
+    With records flattened to rows and normalised, x ← x/‖x‖₂ (rows of zeros, and rows with a NaN or
+    an infinity, count as 0), `fit` releases
+
+        B = A + E,    A = Σ x xᵀ    (not centred, not divided by N),    [d, d]
+
+    where E is symmetric with independent N(0, σ²) on and above its diagonal, σ = noise_multiplier.
+    The components are the eigenvectors of B with the largest eigenvalues; they and the noisy
+    eigenvalues are post-processing. Dwork, Talwar, Thakurta and Zhang (2014), Algorithm 1, on
+    records as Abadi et al. (2016), section 4, prepare them.
+
+    Guarantee: one Gaussian mechanism on the whole data set, not amplified by any sampling. What is
+    released is the upper triangle of B, the rest is its mirror image. One record more or less moves
+    the upper triangle of A by that of x xᵀ, whose L2 norm is at most ‖x xᵀ‖_F = ‖x‖₂² ≤ 1: the
+    multiplier is σ. It is 1 where x has a single non-zero entry, so there is nothing to gain.
+    Replacing x by y moves it by at most ‖x xᵀ − y yᵀ‖_F = √(‖x‖⁴ + ‖y‖⁴ − 2 (x·y)²) ≤ √2: the
+    multiplier is σ/√2. Rounding is inside the bound for up to two million records (see `rows`); the
+    noise is float64, no defence against the study of its bits. Every `fit` is a release
+    of its own and is charged to `ledger` before its noise is drawn; `layer` carries that charge
+    into a `DPModel`. The number of records and of features is public.
+
+    Attributes of a fitted object:
+        components_: [n_components, d], orthonormal rows, the largest entry of each positive.
+        explained_variance_: [n_components], noisy eigenvalues of A, in falling order. Noise makes
+            small ones too large, and may make them negative.
+        explained_variance_ratio_: the same over the sum of all d, negative ones taken as 0.
+        n_features_in_: d.
+
+    Args:
+        n_components: how many directions to keep, 1 to d.
+        noise_multiplier: σ, the standard deviation of the noise.
+        neighboring_relation: "add_or_remove" one record, as Poisson lots have it, or "replace_one",
+            as fixed-size lots do.
+        normalize: whether `transform` and `layer` normalise rows as `fit` does; if False they
+            project raw rows. Either way a projection depends on its own record and the components
+            alone.
+        seed: for tests only, an integer ≥ 0 that fixes the noise; every report then says so. By
+            default the noise comes from the operating system's entropy.
+        allow_no_noise: allows noise_multiplier=0, which is charged ε = ∞.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        n_components,
+        noise_multiplier,
+        *,
+        neighboring_relation="add_or_remove",
+        normalize=True,
+        seed=None,
+        allow_no_noise=False,
+    ):
+        self.n_components = checks.check_integer(
+            "n_components", n_components, "an integer of at least 1", at_least=1
+        )
+        self.noise_multiplier = checks.check_number(
+            "noise_multiplier", noise_multiplier, "a finite number above 0", at_least=0.0
+        )
+        self.neighboring_relation = checks.check_choice(
+            "neighboring_relation", neighboring_relation, tuple(_RELATIONS)
+        )
+        self.normalize = checks.check_bool("normalize", normalize)
+        if seed is not None:
+            wanted = "an integer of at least 0 (tests only), or None for secret noise"
+            seed = checks.check_integer("seed", seed, wanted, at_least=0)
+        self.seed = seed
+        self.allow_no_noise = checks.check_bool("allow_no_noise", allow_no_noise)
+        if self.noise_multiplier == 0 and not allow_no_noise:
+            raise ValueError(
+                f"noise_multiplier={noise_multiplier!r} adds no noise. Give a number above 0, or "
+                "allow_no_noise=True, which is charged as ε = ∞."
+            )
+        self._ledger = PrivacyLedger()
+
+    @property
+    def ledger(self):
+        """The `PrivacyLedger` of everything that `fit` of this object released."""
+        return self._ledger
+
+    @property
+    def event(self):
+        """The privacy event of one `fit`: noise over sensitivity under the relation; no sampling.
+
+        `GaussianDpEvent(σ)` for add-or-remove, `GaussianDpEvent(σ/√2)` for replace-one,
+        `NonPrivateDpEvent` for σ = 0.
+        """
+        if self.noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.GaussianDpEvent(
+            self.noise_multiplier / _SENSITIVITY[self.neighboring_relation]
+        )
+
+    def charge(self, ledger):
+        """Writes one release into a ledger. `fit` does this by itself, into `self.ledger`."""
+        ledger.add(
+            self.event,
+            neighboring_relation=_RELATIONS[self.neighboring_relation],
+            origin=type(self).__name__,
+            reproducible_noise=self.seed is not None,
+        )
+
+    def fit(self, x, y=None, ledger=None):
+        """Releases the components of x, and charges for it first.
+
+        Work N·d², memory d² besides one batch.
+
+        Args:
+            x: an array [N, ...], or an iterable of batches [n, ...] that is passed over once: a
+                generator, a `tf.data.Dataset`, a list of arrays.
+            y: ignored.
+            ledger: another `PrivacyLedger` to charge too, such as `model.ledger`. Not needed for a
+                model that contains `layer()`; merging the same release again changes nothing.
+
+        Returns:
+            self.
+
+        Raises:
+            TypeError, ValueError: x has no records, no features, fewer features than n_components,
+                or no numbers; batches differ in width. Nothing is charged then.
+        """
+        del y
+        if not (ledger is None or isinstance(ledger, PrivacyLedger)):
+            raise TypeError(f"ledger={ledger!r}: give a PrivacyLedger, such as model.ledger.")
+        moment = second_moment(x)
+        features = len(moment)
+        if self.n_components > features:
+            raise ValueError(
+                f"n_components={self.n_components}: x has {features} features, give at most that."
+            )
+        release = self._ledger.steps
+        self.charge(self._ledger)
+        if ledger is not None:
+            ledger.merge(self._ledger)
+        # A generator for every release: copies of this object share no state to draw alike from.
+        rng = np.random.default_rng(None if self.seed is None else (self.seed, release))
+        noisy = add_symmetric_noise(moment, self.noise_multiplier, rng)
+        values, vectors = np.linalg.eigh(noisy)
+        values, vectors = values[::-1], vectors[:, ::-1].T[: self.n_components]
+        largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=1)[:, None], axis=1)
+        self.components_ = np.where(largest < 0, -vectors, vectors)
+        self.explained_variance_ = values[: self.n_components].copy()
+        positive = np.maximum(values, 0.0)
+        self.explained_variance_ratio_ = positive[: self.n_components] / (positive.sum() or 1.0)
+        return self
+
+    def fit_transform(self, x, y=None, ledger=None):
+        """`fit(x, ledger=ledger).transform(x)`; x must be something that can be read twice."""
+        if hasattr(x, "__next__"):
+            raise TypeError(
+                f"x is a {type(x).__name__}, which can be read once: call fit, and then transform "
+                "with a new one."
+            )
+        return self.fit(x, y, ledger).transform(x)
+
+    def transform(self, x):
+        """The coordinates of records along the components, [N, n_components], float64.
+
+        Args:
+            x: an array or an iterable of batches, as for `fit`.
+
+        Raises:
+            RuntimeError: before `fit`.
+            TypeError, ValueError: x is no such thing, or has another number of features.
+        """
+        self._check_fitted("transform")
+        prepare = unit_rows if self.normalize else raw_rows
+        blocks = row_blocks(x, self.n_features_in_)
+        with _SILENT():
+            parts = [prepare(block) @ self.components_.T for block in blocks]
+        return np.concatenate([np.empty((0, len(self.components_))), *parts])
+
+    def inverse_transform(self, z):
+        """The rows [N, d] with coordinates z [N, n_components]: z · components_.
+
+        Of the normalised records, if `normalize`; they are not put back into the records' shape.
+
+        Raises:
+            RuntimeError: before `fit`.
+            ValueError: z has another shape.
+        """
+        self._check_fitted("inverse_transform")
+        z = np.asarray(z)
+        if z.ndim != 2 or z.shape[1] != len(self.components_):
+            raise ValueError(f"z has shape {z.shape}: give [N, {len(self.components_)}].")
+        return z @ self.components_
+
+    def layer(self, name=None):
+        """A `PCAProjection` that does what `transform` does, on raw inputs within a model.
+
+        A `DPModel` that contains it reports an ε that includes what its components cost.
+
+        Raises:
+            RuntimeError: before `fit`.
+        """
+        self._check_fitted("layer")
+        layer = PCAProjection(
+            *self.components_.shape, normalize=self.normalize, ledger=self._ledger, name=name
+        )
+        layer.components.assign(self.components_)
+        return layer
+
+    @property
+    def n_features_in_(self):
+        """d, the number of features of a record."""
+        if not hasattr(self, "components_"):  # as scikit-learn has it: absent before fit
+            raise AttributeError("n_features_in_")
+        return self.components_.shape[1]
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return {
+            "n_components": self.n_components,
+            "noise_multiplier": self.noise_multiplier,
+            "neighboring_relation": self.neighboring_relation,
+            "normalize": self.normalize,
+            "seed": self.seed,
+            "allow_no_noise": self.allow_no_noise,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """An object, not fitted, from what `get_config` gave."""
+        return cls(**config)
+
+    def save(self, path):
+        """Writes arguments, components, noisy eigenvalues and the ledger to an .npz file.
+
+        Raises:
+            RuntimeError: before `fit`.
+        """
+        self._check_fitted("save")
+        arrays = {name: getattr(self, name) for name in _FITTED}
+        config = json.dumps(self.get_config())
+        with open(path, "wb") as file:  # np.savez would change the name
+            np.savez(file, config=config, ledger=self._ledger.to_json(), **arrays)
+
+    @classmethod
+    def load(cls, path):
+        """The fitted object that `save` wrote, with its ledger."""
+        with np.load(path, allow_pickle=False) as stored:
+            pca = cls.from_config(json.loads(stored["config"].item()))
+            pca._ledger = PrivacyLedger.from_json(stored["ledger"].item())
+            for name in _FITTED:
+                setattr(pca, name, stored[name])
+        return pca
+
+    def _check_fitted(self, method):
+        if not hasattr(self, "components_"):
+            raise RuntimeError(f"{method} before fit: call fit(x) first.")
+
+
+def second_moment(x):
+    """A = Σ x xᵀ over the normalised records, [d, d], float64; private.
+
+    Block by block, with the rounding error of every addition kept and added at the end (Knuth's
+    two-sum): so the error grows as N · BLOCK and not as N².
+    """
+    total = error = np.zeros(())
+    with _SILENT():
+        for block in row_blocks(x):
+            rows = unit_rows(block)
+            product = rows.T @ rows
+            new = total + product
+            taken = new - total
+            error = error + ((total - (new - taken)) + (product - taken))
+            total = new
+    if total.ndim == 0:
+        raise ValueError(
+            "x has no records: give at least one. (A generator can be passed over once.)"
+        )
+    return total + error
+
+
+def add_symmetric_noise(matrix, stddev, rng):
+    """The upper triangle of a matrix plus N(0, stddev²) for each entry, mirrored: symmetric."""
+    upper = np.triu(matrix + rng.normal(0.0, stddev, matrix.shape))
+    return upper + np.triu(upper, 1).T

@@ -1,0 +1,122 @@
+"""PCAProjection: the first layer of a model that sees its inputs through private components."""
+
+import copy
+import math
+
+import keras
+import numpy as np
+
+from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.gradients.ghost import declare_independent
+from tf_adadp.optimizers import checks
+from tf_adadp.pca.rows import LENGTH
+
+
+@declare_independent
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class PCAProjection(keras.layers.Layer):
+    """Flattens raw inputs, normalises them and projects them: x/‖x‖₂ · Cᵀ.
+
+    Usually made by `DPPCA.layer()`. Inputs [B, ...] of any shape and numeric type whose entries
+    number d; outputs [B, k]. Inputs of zeros, or with a NaN or an infinity, count as zeros, as in
+    `DPPCA`. The components C [k, d] are not trainable and are saved with the model.
+
+    Guarantee: each example is treated by itself. What the components cost is in `ledger`, which
+    lies beside them in weights, configs and clones, and which a `DPModel` that contains the layer
+    takes over into its own.
+
+    Args:
+        n_components: k.
+        n_features: d.
+        normalize: whether inputs are normalised; if False they are projected as they are.
+        ledger: the `PrivacyLedger` of the components, which is copied. None says that they are
+            public knowledge.
+
+    Raises:
+        ValueError: an argument is out of range; inputs have another number of entries.
+    """
+
+    def __init__(self, n_components, n_features, normalize=True, ledger=None, **kwargs):
+        # Raw inputs keep their type: float16 would overflow before they are normalised.
+        super().__init__(autocast=False, **kwargs)
+        for name, value in (("n_components", n_components), ("n_features", n_features)):
+            setattr(self, name, checks.check_integer(name, value, "an integer ≥ 1", at_least=1))
+        if not (ledger is None or isinstance(ledger, PrivacyLedger)):
+            raise ValueError(f"ledger={ledger!r}: give a PrivacyLedger, or None.")
+        self.normalize = checks.check_bool("normalize", normalize)
+        # Made here, not in `build`: a model must know the cost before it has met data.
+        self.components = self.add_weight(
+            shape=(self.n_components, self.n_features),
+            initializer="zeros",
+            dtype="float32",
+            trainable=False,
+            name="components",
+        )
+        if ledger is not None:
+            # DPModel looks for ledgers on variables. A copy: models add their own releases to it.
+            self.components._tf_adadp_ledger = copy.copy(ledger)
+
+    @property
+    def ledger(self):
+        """What was released about the components, by now with the model's own steps; or None."""
+        return getattr(self.components, "_tf_adadp_ledger", None)
+
+    def build(self, input_shape):
+        """Checks the number of features."""
+        shape = tuple(input_shape[1:])
+        if None in shape or math.prod(shape) != self.n_features:
+            raise ValueError(
+                f"inputs of {self.name!r} have shape {tuple(input_shape)}: give inputs of "
+                f"{self.n_features} entries each, as the components were fitted on."
+            )
+
+    def call(self, inputs):
+        """Projects a batch."""
+        ops = keras.ops
+        rows = ops.reshape(inputs, (ops.shape(inputs)[0], self.n_features))
+        if self.normalize:
+            rows = ops.cast(rows, "float64")  # as `unit_rows` does
+            rows = ops.where(ops.all(ops.isfinite(rows), axis=1, keepdims=True), rows, 0.0)
+            largest = ops.max(ops.abs(rows), axis=1, keepdims=True)
+            rows = rows / ops.where(largest > 0, largest, 1.0)
+            norms = ops.sqrt(ops.sum(rows * rows, axis=1, keepdims=True))
+            rows = rows * (LENGTH / ops.maximum(norms, 1.0))
+        outputs = ops.matmul(ops.cast(rows, "float32"), ops.transpose(self.components))
+        return ops.cast(outputs, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        """[B, k]."""
+        return (input_shape[0], self.n_components)
+
+    def save_own_variables(self, store):
+        """Writes the ledger beside the components."""
+        super().save_own_variables(store)
+        if self.ledger is not None:
+            store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
+
+    def load_own_variables(self, store):
+        """Reads the components, and adds what they cost to what is known."""
+        if "ledger" in store:
+            stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
+            if self.ledger is None:
+                self.components._tf_adadp_ledger = stored
+            else:
+                self.ledger.merge(stored)
+        self.components.assign(np.asarray(store["0"]))
+
+    def get_config(self):
+        """The arguments of the constructor, the ledger as JSON text."""
+        return {
+            **super().get_config(),
+            "n_components": self.n_components,
+            "n_features": self.n_features,
+            "normalize": self.normalize,
+            "ledger": None if self.ledger is None else self.ledger.to_json(),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """The layer that `get_config` described."""
+        ledger = config["ledger"]
+        ledger = None if ledger is None else PrivacyLedger.from_json(ledger)
+        return super().from_config({**config, "ledger": ledger})

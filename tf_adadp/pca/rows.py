@@ -1,0 +1,89 @@
+"""Records as rows: numeric, flat, and of L2 norm below 1 whatever they hold.
+
+What is refused here depends on shapes and types alone, never on values.
+"""
+
+import math
+
+import numpy as np
+
+# Rows are normalised to this and not to 1, so that rounding cannot carry a release past its
+# sensitivity. What it leaves free, 2⁻²³, is more than the rounding of norms (d·2⁻⁵³) and of the sum
+# of BLOCK × BLOCK products over N rows (2·N·BLOCK·2⁻⁵³): enough for two million records. It scales
+# all rows alike, which no direction feels.
+LENGTH = 1.0 - 2.0**-24
+BLOCK = 256
+
+
+def row_blocks(x, width=None):
+    """Yields x as arrays [n ≤ BLOCK, d], each record flattened.
+
+    Args:
+        x: an array [N, ...], or an iterable of batches [n, ...] that is passed over once.
+        width: the d that is wanted, of a fitted object; by default that of the first batch.
+
+    Raises:
+        TypeError: x is neither, or a batch is a tuple or a dict.
+        ValueError: values are not real numbers, have no feature axis, no features, or not `width`.
+    """
+    wanted = None if width is None else f"{width}, as in fit"
+    for name, part in _parts(x):
+        matrix = _matrix(name, part)
+        if wanted is None:
+            width, wanted = matrix.shape[1], f"{matrix.shape[1]}, as in the first batch"
+        if matrix.shape[1] != width:
+            raise ValueError(f"{name} has {matrix.shape[1]} features: give {wanted}.")
+        for start in range(0, len(matrix), BLOCK):
+            yield matrix[start : start + BLOCK]
+
+
+def raw_rows(rows):
+    """Rows as they are, in float64."""
+    return rows.astype(np.float64)
+
+
+def unit_rows(rows):
+    """x / ‖x‖₂ · LENGTH for every row of [n, d], in float64; zero for rows that have no direction.
+
+    Those are rows of zeros and rows with a NaN or an infinity. Every other row is divided by its
+    largest entry first: then its square neither overflows nor vanishes.
+    """
+    rows = rows.astype(np.float64)
+    rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.where(largest > 0, largest, 1.0)
+    norms = np.sqrt(np.sum(rows * rows, axis=1, keepdims=True))  # at least 1, or 0
+    rows *= LENGTH / np.maximum(norms, 1.0)
+    return rows
+
+
+def _parts(x):
+    if hasattr(x, "__array__"):
+        return [("x", x)]
+    try:
+        batches = iter(x)
+    except TypeError:
+        raise TypeError(
+            f"x is a {type(x).__name__}: give an array [N, ...] or an iterable of batches [n, ...]."
+        ) from None
+    return ((f"batch {i} of x", batch) for i, batch in enumerate(batches))
+
+
+def _matrix(name, values):
+    if isinstance(values, (tuple, dict)):
+        raise TypeError(
+            f"{name} is a {type(values).__name__}: give the inputs alone, for a dataset of (x, y) "
+            "dataset.map(lambda x, y: x)."
+        )
+    values = np.asarray(values)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{name} has dtype {values.dtype}: give real numbers.")
+    if values.ndim < 2:
+        raise ValueError(
+            f"{name} has shape {values.shape}: give an array [N, ...] with one row per record, or "
+            "an iterable of such batches."
+        )
+    width = math.prod(values.shape[1:])
+    if width == 0:
+        raise ValueError(f"{name} has shape {values.shape}: give at least one feature.")
+    return values.reshape(len(values), width)
