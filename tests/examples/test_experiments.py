@@ -245,17 +245,19 @@ def test_clipped_releases_lie_above_theorem_3_at_their_information():
 # --- dimensions
 
 
-def test_dpsgds_error_grows_with_the_dimension_and_adaclips_less():
-    """DP-SGD's error is its random walk: η·σ²·C²·d/(L²·(2 − η)) beside what one coordinate costs."""
-    found = {
-        (method, d): np.mean(dimensions.errors(method, d, 2.0, 120, 2, 0))
-        for method in ("DPSGD", "AdaCliP, normalized")
-        for d in (1, 300)
-    }
+def test_dpsgds_error_grows_with_the_dimension():
+    """By the random walk of its noise, η·σ²·C²/(L²·(2 − η)) for each coordinate; within a third."""
+    one, many = (np.mean(dimensions.errors("DPSGD", d, 2.0, 120, 3, 0)) for d in (1, 300))
     walk = dimensions.RATE * 2.0**2 / dimensions.LOT**2 / (2 - dimensions.RATE)
-    grown = found["DPSGD", 300] - found["DPSGD", 1]
-    assert grown == pytest.approx(299 * walk, rel=0.35)
-    assert found["AdaCliP, normalized", 300] < 0.9 * found["DPSGD", 300]
+    assert many - one == pytest.approx(299 * walk, rel=0.33)
+
+
+def test_adaclip_gains_where_few_coordinates_are_empty():
+    dpsgd, adaclip = (
+        np.mean(dimensions.errors(method, 10, 1.0, 250, 2, 0))
+        for method in ("DPSGD", "AdaCliP, normalized")
+    )
+    assert adaclip < 0.5 * dpsgd
 
 
 # --- trajectories
