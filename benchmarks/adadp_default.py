@@ -281,7 +281,7 @@ def _start_worker(threads):
     tf.get_logger().setLevel("ERROR")  # many models in one process: retracing is expected
 
 
-def run(todo, results, workers):
+def run(todo, results, workers, work=run_job):
     """Runs the jobs in worker processes and puts their rows as they come."""
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     with concurrent.futures.ProcessPoolExecutor(
@@ -290,7 +290,7 @@ def run(todo, results, workers):
         initializer=_start_worker,
         initargs=(threads,),
     ) as pool:
-        for future in concurrent.futures.as_completed([pool.submit(run_job, job) for job in todo]):
+        for future in concurrent.futures.as_completed([pool.submit(work, job) for job in todo]):
             row = future.result()
             results.put(row)
             mean = 100 * np.mean(row["accuracies"])

@@ -26,7 +26,7 @@ def test_every_job_is_asked_for_once():
     assert len(set(keys)) == len(keys)
     tuned = [job for job in todo if job[0] == "study" and job[3] == "DPSGD"]
     default = [job for job in todo if job[0] == "study" and job[3] == "ADADP"]
-    # The CNNs are run at ADADP's defaults alone.
+    # The CNNs are run without a search.
     assert len(default) == len(tuned) + 2
     assert {job[1] for job in study.jobs(("study",), ["digits"])} == {"digits"}
 
