@@ -32,6 +32,7 @@ _MODULE_OF = {
     "PrivacyCallback": "callbacks",
     "PrivacyLedger": "accounting",
     "PrivacyWarning": "accounting",
+    "SADPSGD": "optimizers",
     "accounting": None,
     "clipped_sum": "gradients",
     "clipping": None,

@@ -320,7 +320,7 @@ class DPModel(keras.Model):
             steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
             self._check_unchanged()
             law, sampling = self._run.law, self._run.reproducible_sampling
-            before = self._run.snapshot(self)
+            before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
             with self.optimizer.charged(self._ledger, law, steps, reproducible_sampling=sampling):
                 logs = run(iterator)
             self._run.warn_if_unmoved(self, before)

@@ -10,6 +10,7 @@ from tf_adadp.optimizers.dpopt import DPOPT
 from tf_adadp.optimizers.dprmsprop import ADAL, DPRMSprop
 from tf_adadp.optimizers.dpsgd import DPSGD
 from tf_adadp.optimizers.private import make_private
+from tf_adadp.optimizers.sadpsgd import SADPSGD
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "DPRMSprop",
     "DPSGD",
     "InverseSqrtDecay",
+    "SADPSGD",
     "make_private",
 ]

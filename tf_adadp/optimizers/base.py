@@ -37,6 +37,11 @@ _READ_ONLY = {
     "direction_decay",
     "pruning",
     "variant",
+    "energy_noise_multiplier",
+    "energy_clip",
+    "initial_temperature",
+    "rejection_threshold",
+    "energy_batch_size",
 }
 OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
@@ -88,6 +93,8 @@ class DPOptimizer:
     Raises:
         ValueError: on an argument that is missing, of the wrong type or out of range.
     """
+
+    moves_every_step = True  # False where a step may leave the weights as they were
 
     def __init__(
         self,
