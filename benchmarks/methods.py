@@ -41,7 +41,7 @@ COMPONENTS, HIDDEN, LOT = 60, 1000, 1024
 PUBLIC = 1000  # records that SADPSGD's energy is measured on
 # ε: (σ_p of the components, steps)
 CELLS = {0.5: (16.0, 150), 1.0: (10.0, 300), 2.0: (7.0, 500), 4.0: (4.0, 700)}
-_SGD = (0.5, 1.0, 2.0, 4.0)
+_SGD = (1.0, 2.0, 4.0, 8.0)
 _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
 
 
@@ -60,7 +60,7 @@ def _scheduled(kind):
 METHODS = {
     "DPSGD": Method(dp.DPSGD, _SGD),
     "AutoSGD": Method(dp.AutoSGD, _SGD),
-    "DPAdam": Method(dp.DPAdam, (1e-3, 2e-3, 4e-3, 8e-3)),
+    "DPAdam": Method(dp.DPAdam, (2e-3, 4e-3, 8e-3, 1.6e-2)),
     "ADAL": Method(_scheduled(dp.ADAL), _SCHEDULE),
     "ADADP": Method(_scheduled(dp.ADADP), _SCHEDULE),
     "ADAN": Method(dp.ADAN, _SGD),

@@ -15,6 +15,7 @@ _MODULE_OF = {
     "ADADP": "optimizers",
     "ADAL": "optimizers",
     "ADAN": "optimizers",
+    "AGD": "optimizers",
     "AdaCliP": "optimizers",
     "AutoSGD": "optimizers",
     "DPAdam": "optimizers",

@@ -54,6 +54,12 @@ class PrivacyCallback(keras.callbacks.Callback):
             raise ValueError(
                 "PrivacyCallback needs a DPModel: wrap the model, `tf_adadp.DPModel(model)`."
             )
+        if self.max_epsilon is not None and self.model.optimizer.event_varies:
+            raise ValueError(
+                f"max_epsilon={self.max_epsilon} with {type(self.model.optimizer).__name__}, whose "
+                "later steps cost what earlier ones decide: how many fit cannot be told ahead. "
+                "Give the budget to the optimizer, total_epsilon, and leave max_epsilon out."
+            )
         if self.ledger_path is not None:
             self._merge_file()
         self._check_budget()
@@ -81,14 +87,22 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Writes the epoch's steps ahead to the ledger file."""
+        if not self.model.optimizer.event_varies:
+            self._write_ahead(self.params["steps"] + self.model.steps_per_execution)
+
+    def _write_ahead(self, steps):
         if self.ledger_path is not None:
             ahead = PrivacyLedger.from_json(self.model.ledger.to_json())
-            steps = self.params["steps"] + self.model.steps_per_execution
             ahead.add(self.model.step_event, steps, law=self.model.step_law, origin="write-ahead")
             ahead.save(self.ledger_path)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Counts the budget anew where another callback restored a ledger or charged it."""
+        """Counts the budget anew where another callback restored a ledger or charged it.
+
+        Where the coming step's event depends on the last step, writes that one ahead.
+        """
+        if self.model.optimizer.event_varies:
+            self._write_ahead(1)
         if self.model.ledger.steps != self._seen_steps:
             self._check_budget()
 

@@ -7,6 +7,7 @@ on any machine.
   * `PoissonSampling`, `FixedSizeSampling`, `UnknownSampling`: how lots were sampled, and the
     `dp_accounting` event of one step on such a lot.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
+  * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
   * `rdp_theorem1`, `Theorem1Accountant`: the bound of the ADADP paper.
 
 Accountants are named "rdp", "pld" and "theorem1". `PrivacyWarning` is the category of warnings
@@ -18,6 +19,7 @@ from tf_adadp.accounting.api import calibrate_noise_multiplier, delta, epsilon, 
 from tf_adadp.accounting.bounds import Theorem1Accountant, rdp_theorem1
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.events import decode_event, encode_event
+from tf_adadp.accounting.filters import RenyiFilter
 from tf_adadp.accounting.laws import (
     FixedSizeSampling,
     PoissonSampling,
@@ -25,6 +27,7 @@ from tf_adadp.accounting.laws import (
     UnknownSampling,
 )
 from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
+from tf_adadp.accounting.selection import selection_event
 
 __all__ = [
     "ACCOUNTANTS",
@@ -33,6 +36,7 @@ __all__ = [
     "PoissonSampling",
     "PrivacyLedger",
     "PrivacyWarning",
+    "RenyiFilter",
     "SamplingLaw",
     "Theorem1Accountant",
     "UnknownSampling",
@@ -43,4 +47,5 @@ __all__ = [
     "epsilon",
     "max_steps",
     "rdp_theorem1",
+    "selection_event",
 ]

@@ -3,6 +3,7 @@
 from tf_adadp.optimizers.adaclip import AdaCliP
 from tf_adadp.optimizers.adadp import ADADP
 from tf_adadp.optimizers.adan import ADAN
+from tf_adadp.optimizers.agd import AGD
 from tf_adadp.optimizers.autosgd import AutoSGD
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.dpadam import DPAdam
@@ -17,6 +18,7 @@ __all__ = [
     "ADADP",
     "ADAL",
     "ADAN",
+    "AGD",
     "AdaCliP",
     "AutoSGD",
     "DPAdam",

@@ -95,6 +95,7 @@ class DPOptimizer:
     """
 
     moves_every_step = True  # False where a step may leave the weights as they were
+    event_varies = False  # True where the coming step's event depends on what was released
 
     def __init__(
         self,

@@ -1,0 +1,127 @@
+"""A privacy filter: a budget for mechanisms whose noise is chosen as training goes."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks, _search
+from tf_adadp.accounting.accountants import Composition, _event_rdp
+from tf_adadp.accounting.events import event_key
+
+# What sums of floats may lose against the exact sum, relative to the budget.
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class RenyiFilter:
+    """Lets releases pass while their Rényi bounds at ONE order add up to at most a budget.
+
+        Σ_t rdp_t(α) ≤ B,    B = ε − log(1 − 1/α) + (log δ + log α)/(α − 1)
+
+    Guarantee: if `has_room` is asked before every release, and none is made where it says False,
+    then all releases together are (ε, δ)-differentially private under `neighboring_relation`,
+    although each may be chosen, noise and sampling included, by the outcomes of those before it,
+    and so may the number of them (Feldman and Zrnic 2021, "Individual Privacy Accounting via a
+    Rényi Filter", Theorem 3.1; conversion of Canonne, Kamath and Steinke 2020, Proposition 12).
+
+    α and B have to be chosen before the first release. A filter that took, at the end, the best of
+    several orders would be another one, without this proof. For the same reason an ε that a ledger
+    reads off such a run, at its own best order, is no guarantee for it: (ε, δ) is.
+
+    Args:
+      order: α > 1, one of the orders of dp_accounting's RdpAccountant.
+      epsilon, delta: the budget, ε > 0 and δ in (0, 1).
+      neighboring_relation: that of every release.
+
+    Raises:
+      ValueError: an argument is out of range, or the budget is below 0: at this order δ alone
+        costs more than ε.
+    """
+
+    order: float
+    epsilon: float
+    delta: float
+    neighboring_relation: dp_accounting.NeighboringRelation
+
+    def __post_init__(self):
+        _checks.target_epsilon(self.epsilon)
+        _checks.delta(self.delta)
+        if self.order not in _rdp(dp_accounting.NoOpDpEvent(), self.neighboring_relation)[0]:
+            raise ValueError(f"order must be one that the accountant knows, got {self.order!r}.")
+        if not self.budget > 0:
+            raise ValueError(
+                f"epsilon={self.epsilon} leaves no Rényi budget at order {self.order} and "
+                f"delta={self.delta}."
+            )
+
+    @property
+    def budget(self) -> float:
+        """B, what Rényi divergences of this order may add up to."""
+        order = self.order
+        converted = (math.log(self.delta) + math.log(order)) / (order - 1)
+        return (self.epsilon - math.log1p(-1 / order) + converted) * (1 - _ROUNDING)
+
+    def cost(self, event: dp_accounting.DpEvent) -> float:
+        """Returns rdp(α) of one event; ∞ for one without privacy.
+
+        Raises:
+          ValueError: an event that the Rényi accountant cannot analyse.
+        """
+        orders, bound = _rdp(event, self.neighboring_relation)
+        return float(bound[list(orders).index(self.order)])
+
+    def has_room(self, spent: float, events: Sequence[dp_accounting.DpEvent]) -> bool:
+        """Whether `events`, one of each, still fit after `spent`. False where spent is NaN."""
+        for event in events:
+            spent += self.cost(event)
+        return spent <= self.budget
+
+    @classmethod
+    def calibrate(
+        cls,
+        charges_at: Callable[[float], Iterable[tuple[dp_accounting.DpEvent, int]]],
+        epsilon: float,
+        delta: float,
+        neighboring_relation: dp_accounting.NeighboringRelation,
+    ) -> tuple[float, "RenyiFilter"]:
+        """Finds the least noise with which a planned run fits, and the filter that suits it.
+
+        Args:
+          charges_at: noise multiplier ↦ pairs (event, how often) of the planned run; its ε falls
+            with the multiplier.
+          epsilon, delta, neighboring_relation: see the class.
+
+        Returns:
+          (noise multiplier, the filter of the order at which this run costs least).
+
+        Raises:
+          ValueError: no noise is enough.
+        """
+
+        def planned(sigma: float) -> Composition:
+            return Composition.of(charges_at(sigma), neighboring_relation)
+
+        epsilon, delta = _checks.target_epsilon(epsilon), _checks.delta(delta)
+        sigma = _search.smallest_noise_multiplier(
+            lambda sigma: planned(sigma).epsilon(delta, "rdp"), epsilon
+        )
+        best = None
+        for order, spent in zip(*planned(sigma)._rdp("rdp"), strict=True):
+            try:
+                candidate = cls(float(order), epsilon, delta, neighboring_relation)
+            except ValueError:  # no budget at this order
+                continue
+            if best is None or candidate.budget - spent > best[0]:
+                best = candidate.budget - spent, candidate
+        if best is None or best[0] < -1e-6 * epsilon:
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order "
+                "has a budget for the planned releases."
+            )
+        return sigma, best[1]
+
+
+def _rdp(event, relation):
+    return _event_rdp(event_key(event), relation, "rdp")

@@ -1,0 +1,125 @@
+"""The clipped losses of a lot at weights of choice: forward passes, no gradients."""
+
+import tensorflow as tf
+
+from tf_adadp.gradients.ghost.engine import _flat
+from tf_adadp.gradients.mapping import sequential_map
+from tf_adadp.gradients.vectorized import VectorizedEngine
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_loss_sum(engine, lot, trainable, seed, bound, *, on_batch=None):
+    """Σ over the lot of min(max(ℓ_x, 0), C), for the loss ℓ that the engine takes gradients of.
+
+    ℓ_x holds the example's weight and what layers add to the loss for it, not the regularisers of
+    weights. It is the loss in training: random layers are active, and draw the same numbers
+    wherever `seed` is the same.
+
+    Args:
+        engine: a gradient engine, see `tf_adadp.gradients`.
+        lot: `((x, y, sample_weight), mask)`, every leaf [P, B, ...]. P = 0 is legal.
+        trainable: list of tensors, the weights to take.
+        seed: int64 [2], see the engine's `clipped_sum`.
+        bound: C > 0. A loss that is not finite counts as C, whatever its sign.
+        on_batch: see the engine's `clipped_sum`.
+
+    Returns:
+        `(sum, loss)`: the sum in float64, so that rounding is far below C; and the plain sum of
+        the losses, float32, a raw statistic.
+
+    Guarantee: adding one example changes `sum` by a value in [0, C], up to the float32 rounding of
+    the losses: every loss is that of the example alone (see the engines), and padding contributes
+    exactly 0.
+    """
+    work = _mapped(engine) if isinstance(engine, VectorizedEngine) else _batched(engine)
+    chunk, num_chunks = _chunks(engine, lot)
+
+    def body(c, total, raw):
+        x, y, sample_weight, mask = chunk(c)
+        losses, y_pred = work(trainable, x, y, sample_weight, seed, c)
+        if on_batch is not None:
+            on_batch(y, y_pred, sample_weight, mask, losses)
+        clipped = tf.where(tf.math.is_finite(losses), tf.clip_by_value(losses, 0.0, bound), bound)
+        clipped = tf.where(mask > 0, clipped, 0.0)
+        total += tf.reduce_sum(tf.cast(clipped, tf.float64))
+        return c + 1, total, raw + tf.reduce_sum(tf.where(mask > 0, losses, 0.0))
+
+    _, total, raw = tf.while_loop(
+        lambda c, *_: c < num_chunks,
+        body,
+        (tf.constant(0), tf.zeros([], tf.float64), tf.zeros([])),
+        parallel_iterations=1,
+    )
+    return total, raw
+
+
+def _chunks(engine, lot):
+    """`(c ↦ the c-th chunk of a lot, number of chunks)`; leaves of a chunk are [rows, ...]."""
+    (x, y, sample_weight), mask = lot
+    parts = (x, y, sample_weight, mask)
+    batch_size = mask.shape[1] or tf.shape(mask)[1]
+    num_batches = tf.shape(mask)[0]
+    if not engine.joins_batches:  # one static shape
+        return lambda c: _map(lambda t: t[c], parts), num_batches
+    joined = tf.maximum((engine._max_rows or 1) // batch_size, 1)
+    rows = joined * batch_size
+    flat = _map(_flat, parts)
+    return lambda c: _map(lambda t: t[c * rows : (c + 1) * rows], flat), -(-num_batches // joined)
+
+
+def _mapped(engine):
+    """Losses and predictions of a batch, each example by itself."""
+    example_loss = engine.example_loss
+
+    def losses(trainable, x, y, sample_weight, seeds):
+        structure = (x, y, sample_weight)
+        leaves = tf.nest.flatten(structure)
+        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
+
+        def one_example(example):
+            parts, seeds = example
+            flat = [None] * len(leaves)
+            for i, part in zip(present, parts, strict=True):
+                flat[i] = part
+            return example_loss(trainable, *tf.nest.pack_sequence_as(structure, flat), seeds)
+
+        examples = ([leaves[i] for i in present], seeds)
+        if engine._sequential:
+            return sequential_map(one_example, examples)
+        return tf.vectorized_map(one_example, examples)
+
+    compiled = losses
+    if engine._jit_compile:
+        compiled = tf.function(losses, jit_compile=True, autograph=False)
+
+    def work(trainable, x, y, sample_weight, seed, number):
+        rows = tf.nest.flatten(x)[0].shape[0] or tf.shape(tf.nest.flatten(x)[0])[0]
+        seeds = example_loss.draw_seeds(seed, number, rows)
+        return compiled(trainable, x, y, sample_weight, seeds)
+
+    return work
+
+
+def _batched(engine):
+    """Losses and predictions of a batch in one pass, by the ghost engine's rules for layers."""
+
+    def losses(trainable, x, y, sample_weight, seeds):
+        # `cut` leaves no gradient to work out but that of weights used past the rules, and a graph
+        # drops that. The pass, not the model alone: it keeps layers that it does not know, and
+        # activity regularisers, to single examples.
+        found, y_pred, _, _ = engine._ghost_pass(trainable, x, y, sample_weight, seeds, cut=True)
+        return found, y_pred
+
+    compiled = losses
+    if engine._jit_compile:
+        compiled = tf.function(losses, jit_compile=True, autograph=False)
+
+    def work(trainable, x, y, sample_weight, seed, number):
+        seeds = engine.example_loss.draw_seeds(seed, number)
+        return compiled(trainable, x, y, sample_weight, seeds)
+
+    return work
+
+
+def _map(function, structure):
+    return tf.nest.map_structure(lambda t: None if t is None else function(t), structure)
