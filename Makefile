@@ -22,7 +22,7 @@ lint: $(BIN)/ready
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 bench: $(BIN)/ready
 	$(BIN)/python benchmarks/step_time.py

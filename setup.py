@@ -34,6 +34,7 @@ setup(
             "hypothesis>=6.100",
             "mpmath>=1.3",
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "ruff==0.17.5",
         ],
     },
