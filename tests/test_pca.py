@@ -455,7 +455,7 @@ def test_clones_and_weights_files_carry_the_cost(tmp_path):
     x = digits()[0]
     model = keras.Sequential([keras.Input((8, 8)), DPPCA(7, 4.0).fit(x).layer()])
     other = keras.Sequential([keras.Input((8, 8)), DPPCA(7, 4.0).fit(x).layer()])
-    public = keras.Sequential([keras.Input((8, 8)), PCAProjection(7, 64)])
+    public = keras.Sequential([keras.Input((8, 8)), PCAProjection(7, 64, public=True)])
     assert public.layers[0].ledger is None
     assert dp.DPModel(keras.models.clone_model(model)).ledger.steps == 1
     assert dp.DPModel(copy.deepcopy(model)).ledger.steps == 1
@@ -471,7 +471,7 @@ def test_clones_and_weights_files_carry_the_cost(tmp_path):
 
 
 def test_public_components_cost_nothing(tmp_path):
-    layer = PCAProjection(3, 64)
+    layer = PCAProjection(3, 64, public=True)
     layer.set_weights([np.eye(3, 64)])
     private = projected(layer)
     assert private.epsilon(1e-4) == 0
@@ -585,3 +585,21 @@ def test_bad_uses(tmp_path):
         PCAProjection(2, 0)
     with pytest.raises(ValueError, match="ledger='a.json'"):
         PCAProjection(2, 4, ledger="a.json")
+
+
+def test_unbatched_images_are_no_batches():
+    images = tf.data.Dataset.from_tensor_slices(np.ones((20, 6, 6), np.float32))
+    pca = DPPCA(2, noise_multiplier=4.0)
+    with pytest.raises(ValueError, match="batch it"):
+        pca.fit(images)
+    assert pca.ledger.steps == 0
+    assert pca.fit(images.batch(7)).n_features_in_ == 36
+
+
+def test_components_without_their_ledger_fail_closed(tmp_path):
+    pca = DPPCA(3, noise_multiplier=4.0).fit(np.eye(64))
+    stranger = PCAProjection(3, 64)
+    private = dp.DPModel(keras.Sequential([keras.Input((64,)), stranger, keras.layers.Dense(2)]))
+    stranger.set_weights(pca.layer().get_weights())
+    with pytest.raises(ValueError, match="without their ledger"):
+        private.epsilon(1e-5)

@@ -93,7 +93,9 @@ class PrivacyCallback(keras.callbacks.Callback):
     def _write_ahead(self, steps):
         if self.ledger_path is not None:
             ahead = PrivacyLedger.from_json(self.model.ledger.to_json())
-            ahead.add(self.model.step_event, steps, law=self.model.step_law, origin="write-ahead")
+            # Under the optimizer's name: after a crash its own budget counts these steps, too.
+            origin = f"{self.model.optimizer.ledger_origin}, write-ahead"
+            ahead.add(self.model.step_event, steps, law=self.model.step_law, origin=origin)
             ahead.save(self.ledger_path)
 
     def on_train_batch_begin(self, batch, logs=None):

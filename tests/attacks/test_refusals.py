@@ -78,6 +78,19 @@ def test_every_argument_of_our_own_is_read_only(make):
     assert float(optimizer.learning_rate) == 0.25
 
 
+def test_bounds_cannot_be_changed_in_place():
+    optimizer = dp.DPSGD(noise_multiplier=1.0, l2_norm_clip={"": 2.0})
+    optimizer.l2_norm_clip[""] = 1e-3
+    assert optimizer.l2_norm_clip == {"": 2.0}
+
+
+def test_a_rule_of_keras_that_comes_first():
+    with pytest.raises(TypeError, match="SGD comes before DPOptimizer"):
+
+        class Wrong(keras.optimizers.SGD, dp.DPOptimizer):
+            pass
+
+
 def test_a_replaced_optimizer():
     private = private_model()
     fit(private)

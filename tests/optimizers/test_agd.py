@@ -413,6 +413,12 @@ def test_every_step_is_charged_what_it_is_and_training_stops(lots):
         private.epsilon(DELTA, "pld")
 
 
+def pay(optimizer, ledger, law):
+    """Charges one release, which is not made: outcomes here are the test's."""
+    with optimizer.charged(ledger, law, 1):
+        pass
+
+
 def test_no_sequence_of_outcomes_exceeds_the_budget():
     """Outcomes by an adversary: the worst that selections can say."""
     rng = np.random.default_rng(5)
@@ -424,7 +430,7 @@ def test_no_sequence_of_outcomes_exceeds_the_budget():
             )
             optimizer.begin(law, None, 1)
             while optimizer.can_continue(law):
-                optimizer.charge(ledger, law)
+                pay(optimizer, ledger, law)
                 if number(optimizer._phase) == SELECT:
                     optimizer._advance(tf.constant(float(rng.random() > chance)))
                 else:
@@ -445,7 +451,7 @@ def test_what_the_ledger_knows_is_spent():
     while optimizer.event(LAW) and optimizer._filter().has_room(
         number(optimizer._spent), [optimizer.event(LAW)]
     ):
-        optimizer.charge(ledger, LAW)
+        pay(optimizer, ledger, LAW)
         steps += 1
     spent = number(optimizer._spent)
     again, larger = built(splits=3), built(splits=3, total_epsilon=6.0)
@@ -641,3 +647,49 @@ def test_under_a_privacy_callback(tmp_path):
         wrapped(make()).fit(
             x, y, batch_size=60, verbose=0, callbacks=[dp.PrivacyCallback(DELTA, max_epsilon=1)]
         )
+
+
+def test_a_charge_waits_for_its_release():
+    """Charges made ahead in a cheap phase would pay for dear ones."""
+    optimizer = built()
+    ledger = dp.PrivacyLedger()
+    optimizer.charge(ledger, LAW)
+    with pytest.raises(ValueError, match="waits for its release"):
+        optimizer.charge(ledger, LAW)
+    assert ledger.steps == 1
+
+
+def test_a_crash_is_no_free_release(tmp_path):
+    """What was written ahead of a crash counts in the budget of the run that follows."""
+    x, y = data()
+    path = tmp_path / "ledger.json"
+
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    spent = []
+    for _ in range(3):
+        private = wrapped(make(splits=4))
+        callbacks = [dp.PrivacyCallback(DELTA, ledger_path=path), Crash()]
+        with pytest.raises(KeyboardInterrupt):
+            private.fit(x, y, batch_size=60, verbose=0, callbacks=callbacks)
+        spent.append(number(private.optimizer._spent))
+    assert spent[1] == pytest.approx(2 * spent[0])
+    assert spent[2] == pytest.approx(3 * spent[0])
+
+
+def test_a_subclass_gets_no_second_budget():
+    class Mine(AGD):
+        pass
+
+    first, second = built(), Mine(total_epsilon=3.0, total_delta=DELTA)
+    second.build(first._trainable_variables)
+    ledger = dp.PrivacyLedger()
+    with first.charged(ledger, LAW, 1):
+        pass
+    second.charge(ledger, LAW)
+    assert number(second._spent) == pytest.approx(2 * number(first._spent))
+    for name in ("total_epsilon", "loss_clip"):
+        with pytest.raises(AttributeError, match="read-only"):
+            delattr(first, name)

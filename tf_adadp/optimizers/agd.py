@@ -89,6 +89,9 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
 
     event_varies = True
     moves_every_step = False
+    # Also of subclasses: the budget counts what any of them released about the same weights.
+    ledger_origin = "AGD"
+    _read_only = DPOptimizer._read_only | {*_ARGUMENTS}
 
     def __init__(
         self,
@@ -134,7 +137,9 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self.total_epsilon = total_epsilon
         self.total_delta = total_delta
         self.splits = check_integer("splits", splits, "an integer of at least 1", at_least=1)
-        self.loss_clip = check_number("loss_clip", loss_clip, positive, above=0)
+        self.loss_clip = check_number(
+            "loss_clip", loss_clip, "a number in [1e-10, 1e10]", at_least=1e-10, at_most=1e10
+        )
         self.num_candidates = check_integer(
             "num_candidates", num_candidates, "an integer of at least 2", at_least=2
         )
@@ -147,14 +152,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._exact = exact
         # A stream of its own: the noise of scores has nothing to do with that of gradients.
         self._selection_key = noise.SecretKey(None if seed is None else int(seed) + 2**64)
-
-    def __setattr__(self, name, value):
-        if name in _ARGUMENTS and name in self.__dict__:
-            raise AttributeError(
-                f"{name} of a {type(self).__name__} is read-only: graphs and budgets are made of "
-                f"it. Make a new optimizer with {name}={value!r} and compile again."
-            )
-        super().__setattr__(name, value)
 
     def _build_private(self, variables):
         def scalar(name, dtype):
@@ -247,6 +244,12 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
                 f"steps={steps}: the event of AGD's next step follows from this one's outcome. "
                 "Charge them one by one."
             )
+        if self._charged_releases > self._noise_key.releases:
+            raise ValueError(
+                "An earlier charge waits for its release: the next costs what that one decides. "
+                "Make the release first; after an error use `with optimizer.charged(…)`, under "
+                "which a charge without a release expires."
+            )
         if not self._exact:
             self._start(law)
             event, budget = self._claimed_event(law), self._filter()
@@ -265,7 +268,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         """The Rényi cost of what the ledger has from AGD."""
         if self.variant == "printed":  # counts claims; the ledger has ∞
             return 0.0
-        mine = [e for e in ledger.entries if e.origin == type(self).__name__]
+        mine = [e for e in ledger.entries if (e.origin or "").split(",")[0] == self.ledger_origin]
         return math.fsum(e.count * budget.cost(e.event) for e in mine)
 
     def _start(self, law):

@@ -5,6 +5,7 @@ import contextvars
 import math
 import numbers
 
+import keras
 import tensorflow as tf
 
 from tf_adadp import clipping, noise
@@ -14,6 +15,7 @@ from tf_adadp.optimizers.checks import check_integer, check_number
 _READ_ONLY = {
     "noise_multiplier",
     "l2_norm_clip",
+    "_l2_norm_clip",
     "automatic_clipping",
     "microbatch_size",
     "augmentation_multiplicity",
@@ -94,6 +96,7 @@ class DPOptimizer:
         ValueError: on an argument that is missing, of the wrong type or out of range.
     """
 
+    _read_only = frozenset(_READ_ONLY)
     moves_every_step = True  # False where a step may leave the weights as they were
     event_varies = False  # True where the coming step's event depends on what was released
 
@@ -145,7 +148,9 @@ class DPOptimizer:
         self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
         self.allow_no_noise = bool(allow_no_noise)
-        self.l2_norm_clip = self._check_clip(l2_norm_clip)
+        clip = self._check_clip(l2_norm_clip)
+        # No dict, which could be changed in place.
+        self._l2_norm_clip = tuple(clip.items()) if isinstance(clip, dict) else clip
         if automatic_clipping is not None:
             automatic_clipping = check_number(
                 "automatic_clipping", automatic_clipping, "None or γ, a number above 0", above=0
@@ -157,17 +162,37 @@ class DPOptimizer:
         self._charged_releases = 0
         self._build_failed = False
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[: cls.__mro__.index(DPOptimizer)]:
+            if not issubclass(base, DPOptimizer) and issubclass(base, keras.optimizers.Optimizer):
+                raise TypeError(
+                    f"class {cls.__name__}: {base.__name__} comes before DPOptimizer, and would "
+                    f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
+                )
+
+    @property
+    def l2_norm_clip(self):
+        """C, or a copy of the dict of bounds."""
+        clip = self._l2_norm_clip
+        return clip if isinstance(clip, float) else dict(clip)
+
+    @property
+    def ledger_origin(self):
+        """Who released, in the entries of a ledger."""
+        return type(self).__name__
+
     def __setattr__(self, name, value):
-        if name in _READ_ONLY and name in self.__dict__:
+        if name in self._read_only and hasattr(self, name):
             raise AttributeError(
                 f"{name} of a {type(self).__name__} is read-only: graphs that release with "
-                f"{self.__dict__[name]!r} may be traced already. Make a new optimizer with "
+                f"{getattr(self, name)!r} may be traced already. Make a new optimizer with "
                 f"{name}={value!r} and compile again."
             )
         super().__setattr__(name, value)
 
     def __delattr__(self, name):
-        if name in _READ_ONLY:
+        if name in self._read_only:
             raise AttributeError(f"{name} of a {type(self).__name__} is read-only.")
         super().__delattr__(name)
 
@@ -235,7 +260,7 @@ class DPOptimizer:
             self.event(law),
             steps,
             law=law,
-            origin=type(self).__name__,
+            origin=self.ledger_origin,
             reproducible_noise=self.seed is not None or reproducible_sampling,
         )
         self._charged_releases += steps

@@ -87,6 +87,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         prior_exponent=None,
         momentum=0.0,
         nesterov=False,
+        seed=None,
         **kwargs,
     ):
         check_choice("variant", variant, ("sound", "printed"))
@@ -124,6 +125,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             local_clip_threshold=0.0,
             momentum=momentum,
             nesterov=nesterov,
+            seed=seed,
             **kwargs,
         )
         self.directions = directions
@@ -131,7 +133,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self.direction_decay = direction_decay
         self.pruning = pruning
         self.variant = variant
-        self._direction_key = noise.SecretKey(self.seed)
+        # A stream of its own also where there is a seed.
+        self._direction_key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
+        self._in_private_step = False
 
     def _build_private(self, variables):
         self._check_directions(variables)
@@ -208,52 +212,53 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         """One step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
             seed = self.example_seed()
-            ball = self.direction_set()
             sums, _ = engine.clipped_sum(
                 lot,
-                ball,
+                sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping),
                 seed,
                 microbatch_size=self.microbatch_size,
                 num_slots=self.num_slots(expected_lot_size),
                 augmentation_multiplicity=self.augmentation_multiplicity,
             )
-            self.release_directions(sums)
-        return super().private_step(
-            engine,
-            lot,
-            expected_lot_size,
-            on_batch=on_batch,
-            regularization_gradients=regularization_gradients,
-        )
-
-    def direction_set(self):
-        """The set of the directions' own release: the ball of radius l2_norm_clip."""
-        return sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
-
-    def release_directions(self, sums):
-        """Takes w from a clipped sum over `direction_set()`, with noise of multiplier σ_w.
-
-        For custom loops with `directions="budgeted"`: before `clipping_set()` of the same step, on
-        the same lot. `event` charges both.
-        """
-        if self.directions != "budgeted":
-            raise ValueError(
-                f'release_directions with directions={self.directions!r}: only "budgeted" releases '
-                "them by themselves."
+            self._release_directions(sums)
+        self._in_private_step = True
+        try:
+            return super().private_step(
+                engine,
+                lot,
+                expected_lot_size,
+                on_batch=on_batch,
+                regularization_gradients=regularization_gradients,
             )
+        finally:
+            self._in_private_step = False
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+        """See `DPOptimizer.apply_private`; part of `private_step` where directions are budgeted."""
+        if self.directions == "budgeted" and not self._in_private_step:
+            raise RuntimeError(
+                'directions="budgeted" are released from the same lot, before its sum is clipped: '
+                "call `optimizer.private_step(engine, lot, expected_lot_size)` in place of "
+                "clipped_sum and apply_private."
+            )
+        super().apply_private(sums, expected_lot_size, regularization_gradients)
+
+    def _release_directions(self, sums):
+        """Takes w from a clipped sum over the ball, with noise of multiplier σ_w."""
         self._check_shapes(sums)
-        stddevs = self.direction_set().noise_stddev(self.direction_noise_multiplier, len(sums))
+        ball = sets.L2Ball(self.l2_norm_clip)
+        stddevs = ball.noise_stddev(self.direction_noise_multiplier, len(sums))
         release = self._direction_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
         for i, (w, s, std) in enumerate(zip(self._direction, sums, stddevs, strict=True)):
-            # A seeded key is that of the main release, which uses the lower numbers.
-            number = len(sums) + i
-            w.assign(s + noise.gaussian(self._direction_key.key, step, number, s.shape, std))
+            w.assign(s + noise.gaussian(self._direction_key.key, step, i, s.shape, std))
         self._keep_shape()
 
     @property
     def uncharged_releases(self):
         """As in `DPOptimizer`; directions that no step followed count as well."""
+        # Only `private_step` makes either, so the two are made in turns.
         alone = self._direction_key.releases - self._noise_key.releases
         return super().uncharged_releases + max(0, alone)
 

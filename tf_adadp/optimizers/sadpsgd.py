@@ -137,9 +137,10 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             energy_clip = check_number(
                 "energy_clip",
                 energy_clip,
-                "a finite number above 0, the bound on what one record of private energy_data may "
-                "change",
-                above=0,
+                "a number in [1e-10, 1e10], the bound on what one record of private energy_data "
+                "may change (below, float32 noise would vanish)",
+                at_least=1e-10,
+                at_most=1e10,
             )
         elif energy_clip is not None:
             raise ValueError(

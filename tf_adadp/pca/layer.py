@@ -29,14 +29,17 @@ class PCAProjection(keras.layers.Layer):
         n_components: k.
         n_features: d.
         normalize: whether inputs are normalised; if False they are projected as they are.
-        ledger: the `PrivacyLedger` of the components, which is copied. None says that they are
-            public knowledge.
+        ledger: the `PrivacyLedger` of the components, which is copied. Without it a model that
+            contains the layer refuses to report ε, until weights that bring theirs are loaded.
+        public: True says that the components are public knowledge and cost nothing.
 
     Raises:
         ValueError: an argument is out of range; inputs have another number of entries.
     """
 
-    def __init__(self, n_components, n_features, normalize=True, ledger=None, **kwargs):
+    def __init__(
+        self, n_components, n_features, normalize=True, ledger=None, public=False, **kwargs
+    ):
         # Raw inputs keep their type: float16 would overflow before they are normalised.
         super().__init__(autocast=False, **kwargs)
         for name, value in (("n_components", n_components), ("n_features", n_features)):
@@ -44,6 +47,9 @@ class PCAProjection(keras.layers.Layer):
         if not (ledger is None or isinstance(ledger, PrivacyLedger)):
             raise ValueError(f"ledger={ledger!r}: give a PrivacyLedger, or None.")
         self.normalize = checks.check_bool("normalize", normalize)
+        self.public = checks.check_bool("public", public)
+        if public and ledger is not None:
+            raise ValueError("public=True with a ledger: give one of them.")
         # Made here, not in `build`: a model must know the cost before it has met data.
         self.components = self.add_weight(
             shape=(self.n_components, self.n_features),
@@ -52,6 +58,13 @@ class PCAProjection(keras.layers.Layer):
             trainable=False,
             name="components",
         )
+        self._awaits_ledger = ledger is None and not public
+        if self._awaits_ledger:
+            ledger = PrivacyLedger()
+            ledger.mark_unknown(
+                "the components of a PCAProjection came without their ledger: make it with "
+                "`DPPCA.layer()`, or with public=True"
+            )
         if ledger is not None:
             # DPModel looks for ledgers on variables. A copy: models add their own releases to it.
             self.components._tf_adadp_ledger = copy.copy(ledger)
@@ -98,8 +111,9 @@ class PCAProjection(keras.layers.Layer):
         """Reads the components, and adds what they cost to what is known."""
         if "ledger" in store:
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
-            if self.ledger is None:
+            if self.ledger is None or self._awaits_ledger:
                 self.components._tf_adadp_ledger = stored
+                self._awaits_ledger = False
             else:
                 self.ledger.merge(stored)
         self.components.assign(np.asarray(store["0"]))
@@ -112,6 +126,7 @@ class PCAProjection(keras.layers.Layer):
             "n_features": self.n_features,
             "normalize": self.normalize,
             "ledger": None if self.ledger is None else self.ledger.to_json(),
+            "public": self.public,
         }
 
     @classmethod

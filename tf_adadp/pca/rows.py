@@ -60,6 +60,13 @@ def unit_rows(rows):
 def _parts(x):
     if hasattr(x, "__array__"):
         return [("x", x)]
+    spec = getattr(x, "element_spec", None)
+    if getattr(spec, "shape", None) is not None and spec.shape.rank and spec.shape[0] is not None:
+        # Unbatched images would pass for batches of their rows, at many times the sensitivity.
+        raise ValueError(
+            f"x is a dataset with elements of the fixed shape {tuple(spec.shape)}, which may be "
+            "single records: batch it, dataset.batch(256), without drop_remainder."
+        )
     try:
         batches = iter(x)
     except TypeError:
