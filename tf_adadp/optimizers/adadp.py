@@ -18,7 +18,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
     the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
     guarantee. With `scale_step` the step follows r as well:
 
-        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.032 / √(1 + t/20)
+        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t ≈ 0.032 / √(1 + t/20)
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
@@ -26,8 +26,8 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
     Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
 
     Measured (`benchmarks/adadp_default.py`, docs/adadp.md), for dense networks: at these defaults
-    level with DP-SGD tuned for each task and budget, from 1.4 points below to 8 above. Small
-    convolutional networks want a quarter of the default rate, `InverseSqrtDecay(0.008)`.
+    level with or above DP-SGD tuned for each task and budget, by up to 8 points. Small
+    convolutional networks want `InverseSqrtDecay(0.01, 50)` and l2_norm_clip=0.3.
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
