@@ -30,6 +30,10 @@ _PRIVATE = {
     "adal": dp.ADAL,
     "adan": dp.ADAN,
     "adadp": dp.ADADP,
+    "adaclip": dp.AdaCliP,
+    "dpopt": dp.DPOPT,
+    "autosgd": dp.AutoSGD,
+    "dpnadam": dp.make_private(keras.optimizers.Nadam),
 }
 _ADAPTIVE_NOISE = ("adan", "adadp")
 
@@ -170,9 +174,10 @@ def build_optimizer(noise_multiplier):
         arguments["clipping"] = _CLIPPING.value
     if _LOCAL_CLIP_FACTOR.value is not None:
         arguments["local_clip_factor"] = _LOCAL_CLIP_FACTOR.value
+    if _clips():
+        arguments["l2_norm_clip"] = _L2_NORM_CLIP.value
     return _PRIVATE[_OPTIMIZER.value](
         noise_multiplier=noise_multiplier,
-        l2_norm_clip=_L2_NORM_CLIP.value,
         seed=_SEED.value if _REPRODUCIBLE_NOISE.value else None,
         **arguments,
     )
@@ -276,7 +281,7 @@ def train():
         "epsilon_pld": model.epsilon(delta, "pld") if private else None,
         "delta": delta if private else None,
         "noise_multiplier": sigma,
-        "l2_norm_clip": _L2_NORM_CLIP.value if private else None,
+        "l2_norm_clip": _L2_NORM_CLIP.value if private and _clips() else None,
         "sampling_probability": sampling_probability if private else None,
         "lot_size": _LOT_SIZE.value,
         "learning_rate": float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
@@ -289,6 +294,11 @@ def train():
     }
 
 
+def _clips():
+    """Whether the optimizer has a clip norm; AUTO-S divides every gradient by its own norm."""
+    return _OPTIMIZER.value != "autosgd"
+
+
 def _check_flags_fit_optimizer():
     """Refuses privacy flags on a run without privacy; warns of flags that have no effect."""
     optimizer = _OPTIMIZER.value
@@ -299,6 +309,11 @@ def _check_flags_fit_optimizer():
                     f"--{holder.name}={holder.value} with --optimizer=nonprivate: that run has no "
                     f"privacy. Leave the flag out, or choose one of {', '.join(_PRIVATE)}."
                 )
+    if not _clips() and _L2_NORM_CLIP.present:
+        sys.exit(
+            f"--l2_norm_clip={_L2_NORM_CLIP.value} with --optimizer={optimizer}, which divides "
+            "every gradient by its own norm. Leave the flag out."
+        )
     for holder in (_CLIPPING, _LOCAL_CLIP_FACTOR):
         if holder.value is not None and optimizer not in _ADAPTIVE_NOISE:
             sys.exit(

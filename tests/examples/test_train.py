@@ -80,12 +80,16 @@ def test_demo_as_a_script_trains_well_and_reports_it(tmp_path):
     assert float(make_ndarray(logged)) == pytest.approx(summary["epsilon"], rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["dpsgd", "dpadam", "adal", "adan"])
+@pytest.mark.parametrize(
+    "optimizer", ["dpsgd", "dpadam", "adal", "adan", "adaclip", "dpopt", "autosgd", "dpnadam"]
+)
 def test_every_optimizer_trains_and_is_charged(run, optimizer):
+    clip = [] if optimizer == "autosgd" else ["--l2_norm_clip=0.5"]
     summary = run(
         f"--optimizer={optimizer}", "--model=logistic", "--epochs=1", "--lot_size=512",
-        "--noise_multiplier=1.5", "--l2_norm_clip=0.5", "--learning_rate=0.01",
+        "--noise_multiplier=1.5", "--learning_rate=0.01", *clip,
     )  # fmt: skip
+    assert summary["l2_norm_clip"] == (0.5 if clip else None)
     assert summary["optimizer"] == optimizer
     assert summary["steps"] == math.ceil(NUM_DIGITS / 512)
     assert summary["learning_rate"] == pytest.approx(0.01)
@@ -218,6 +222,7 @@ def test_flags_out_of_range_are_refused(arguments, name):
         (["--optimizer=nonprivate", "--noise_multiplier=1"], "has no privacy"),
         (["--optimizer=nonprivate", "--max_epsilon=1"], "has no privacy"),
         (["--optimizer=dpsgd", "--clipping=local"], "only adan and adadp have it"),
+        (["--optimizer=autosgd", "--l2_norm_clip=2"], "by its own norm"),
         (["--optimizer=adal", "--local_clip_factor=1.2"], "only adan and adadp have it"),
     ],
 )
