@@ -1,9 +1,11 @@
 """The clipped losses of a lot at weights of choice: forward passes, no gradients."""
 
+import functools
+
 import tensorflow as tf
 
 from tf_adadp.gradients.ghost.engine import _flat
-from tf_adadp.gradients.mapping import sequential_map
+from tf_adadp.gradients.mapping import map_examples
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
 
@@ -72,21 +74,8 @@ def _mapped(engine):
     example_loss = engine.example_loss
 
     def losses(trainable, x, y, sample_weight, seeds):
-        structure = (x, y, sample_weight)
-        leaves = tf.nest.flatten(structure)
-        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-
-        def one_example(example):
-            parts, seeds = example
-            flat = [None] * len(leaves)
-            for i, part in zip(present, parts, strict=True):
-                flat[i] = part
-            return example_loss(trainable, *tf.nest.pack_sequence_as(structure, flat), seeds)
-
-        examples = ([leaves[i] for i in present], seeds)
-        if engine._sequential:
-            return sequential_map(one_example, examples)
-        return tf.vectorized_map(one_example, examples)
+        one_example = functools.partial(example_loss, trainable)
+        return map_examples(one_example, (x, y, sample_weight), seeds, engine._sequential)
 
     compiled = losses
     if engine._jit_compile:

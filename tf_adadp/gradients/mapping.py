@@ -16,3 +16,26 @@ def sequential_map(function, elements):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
     signature = output_specs(function, specs)
     return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)
+
+
+def map_examples(function, structure, seeds, sequential):
+    """Maps a function over the rows of a structure of tensors and of their seeds.
+
+    Args:
+        function: `(*structure of one example, its seeds)` ↦ structure of tensors.
+        structure: a tuple of tensors [B, ...] and structures of them; None leaves stay None.
+        seeds: tensor [B, ...].
+        sequential: one example after the other, for what `tf.vectorized_map` cannot follow.
+    """
+    leaves = tf.nest.flatten(structure)
+    present = [i for i, leaf in enumerate(leaves) if leaf is not None]
+
+    def one_example(example):
+        parts, seeds = example
+        flat = [None] * len(leaves)
+        for i, part in zip(present, parts, strict=True):
+            flat[i] = part
+        return function(*tf.nest.pack_sequence_as(structure, flat), seeds)
+
+    mapped = sequential_map if sequential else tf.vectorized_map
+    return mapped(one_example, ([leaves[i] for i in present], seeds))

@@ -10,7 +10,7 @@ import math
 import tensorflow as tf
 
 from tf_adadp.gradients import microbatch
-from tf_adadp.gradients.mapping import output_specs, sequential_map
+from tf_adadp.gradients.mapping import map_examples, output_specs
 
 # XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a
 # scalar loop that takes twice as long.
@@ -139,16 +139,7 @@ class VectorizedEngine:
     def _per_example(self, trainable, x, y, sample_weight, seeds):
         """Losses [B], predictions [B, ...] and float32 gradients [B, *shape] of B examples."""
 
-        structure = (x, y, sample_weight)
-        leaves = tf.nest.flatten(structure)
-        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-
-        def one_example(example):
-            parts, seeds = example
-            flat = [None] * len(leaves)
-            for i, part in zip(present, parts, strict=True):
-                flat[i] = part
-            x, y, sample_weight = tf.nest.pack_sequence_as(structure, flat)
+        def one_example(x, y, sample_weight, seeds):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(trainable)
                 draws = [
@@ -163,10 +154,7 @@ class VectorizedEngine:
                 grads = [g / self._loss_scale for g in grads]
             return loss, y_pred, grads
 
-        examples = ([leaves[i] for i in present], seeds)
-        if self._sequential:
-            return sequential_map(one_example, examples)
-        return tf.vectorized_map(one_example, examples)
+        return map_examples(one_example, (x, y, sample_weight), seeds, self._sequential)
 
 
 class _RowSums:

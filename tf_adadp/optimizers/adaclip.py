@@ -101,25 +101,16 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         self.variance_decay = variance_decay
         self.min_variance = min_variance
         self.max_variance = max_variance
-        self._divisor = None
+        self._lot_divisor = None
 
     def _build_private(self, variables):
         super()._build_private(variables)
-
-        def slots(name):
-            return [
-                self.add_variable(
-                    tuple(v.shape), initializer="zeros", dtype="float32", name=f"{name}_{i}"
-                )
-                for i, v in enumerate(variables)
-            ]
-
-        self._center = slots("center")
+        self._center = self._add_slots("center", variables)
         self._variance = []
         self._kept_scale = []
         if self.scale == "free":
-            self._variance = slots("variance")
-            self._kept_scale = slots("scale")
+            self._variance = self._add_slots("variance", variables)
+            self._kept_scale = self._add_slots("scale", variables)
             for variance, kept in zip(self._variance, self._kept_scale, strict=True):
                 variance.assign(tf.fill(tuple(variance.shape), self._largest_variance()))
                 kept.assign(tf.fill(tuple(kept.shape), self.l2_norm_clip))
@@ -141,13 +132,11 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
         """See `DPOptimizer.apply_private`."""
-        self._divisor = tf.cast(expected_lot_size, tf.float32)
-        if self.microbatch_size > 1:
-            self._divisor = tf.cast(self.num_slots(expected_lot_size), tf.float32)
+        self._lot_divisor = self._divisor(expected_lot_size)
         try:
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:
-            self._divisor = None
+            self._lot_divisor = None
 
     def _observe(self, released, stddevs):
         # What is released before a is added back: g̃ − a.
@@ -160,7 +149,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
     def _update_free_scale(self, released, stddevs):
         roots = []
         for variance, r, std in zip(self._variance, released, stddevs, strict=True):
-            estimate = self._divisor * (tf.square(r) - tf.square(std))
+            estimate = self._lot_divisor * (tf.square(r) - tf.square(std))
             estimate = tf.clip_by_value(estimate, self.min_variance, self._largest_variance())
             variance.assign(
                 self.variance_decay * variance.value + (1.0 - self.variance_decay) * estimate

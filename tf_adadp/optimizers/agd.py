@@ -165,12 +165,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._step_size = scalar("step_size", "float32")  # chosen last
         self._largest_move = scalar("largest_move", "float32")  # since the last change of max_step
         self._moves = scalar("moves", "int32")
-        self._direction = [
-            self.add_variable(
-                tuple(v.shape), initializer="zeros", dtype="float32", name=f"direction_{i}"
-            )
-            for i, v in enumerate(variables)
-        ]
+        self._direction = self._add_slots("direction", variables)
         # Set by `_start`, from public numbers; `spent` by `charge`.
         self._selection_epsilon = scalar("selection_epsilon", "float64")
         self._filter_order = scalar("filter_order", "float64")
@@ -329,14 +324,8 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         seed = self.example_seed()
 
         def measure():
-            sums, loss = engine.clipped_sum(
-                lot,
-                self.clipping_set(),
-                seed,
-                on_batch=on_batch,
-                microbatch_size=self.microbatch_size,
-                num_slots=self.num_slots(expected_lot_size),
-                augmentation_multiplicity=self.augmentation_multiplicity,
+            sums, loss = self._clipped_sum(
+                engine, lot, self.clipping_set(), seed, expected_lot_size, on_batch
             )
             self._check_shapes(sums)
             self._average(self._release(sums, expected_lot_size, step))
@@ -381,19 +370,11 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         )
 
     def _release(self, sums, expected_lot_size, step):
-        """(sums + noise)/L at the multiplier of this measurement; M slots for L, as in the base."""
+        """(sums + noise)/L at the multiplier of this measurement."""
         sigma = tf.cast(tf.math.rsqrt(2 * self._measurement_budget.value), tf.float32)
         stddevs = self.clipping_set().noise_stddev(self.noise_multiplier, len(sums))
-        if self.microbatch_size > 1:
-            divisor = tf.cast(self.num_slots(expected_lot_size), tf.float32)
-        else:
-            divisor = tf.cast(expected_lot_size, tf.float32)
-        if self._exact:
-            return [s / divisor for s in sums]
-        return [
-            (s + noise.gaussian(self._noise_key.key, step, i, s.shape, sigma * std)) / divisor
-            for i, (s, std) in enumerate(zip(sums, stddevs, strict=True))
-        ]
+        stddevs = [sigma * std for std in stddevs]
+        return self._with_noise(sums, stddevs, expected_lot_size, step)[0]
 
     def _average(self, released):
         """Takes a release into S with its share of the budget: all of it in phase GRADIENT."""

@@ -235,6 +235,15 @@ class DPOptimizer:
         for variable in variables:
             setattr(variable, OPTIMIZERS_TAG, (*getattr(variable, OPTIMIZERS_TAG, ()), self))
 
+    def _add_slots(self, name, variables):
+        """State of the form of the variables: float32, zeros."""
+        return [
+            self.add_variable(
+                tuple(v.shape), initializer="zeros", dtype="float32", name=f"{name}_{i}"
+            )
+            for i, v in enumerate(variables)
+        ]
+
     def _build_private(self, variables):
         """Hook: creates what `clipping_set` depends on. Called once, after Keras's own state."""
 
@@ -329,17 +338,23 @@ class DPOptimizer:
         Returns:
             The sum of the examples' losses: a raw statistic, for logs only.
         """
-        sums, loss = engine.clipped_sum(
+        sums, loss = self._clipped_sum(
+            engine, lot, self.clipping_set(), self.example_seed(), expected_lot_size, on_batch
+        )
+        self.apply_private(sums, expected_lot_size, regularization_gradients)
+        return loss
+
+    def _clipped_sum(self, engine, lot, clipping_set, seed, expected_lot_size, on_batch=None):
+        """The engine's `clipped_sum` with this optimizer's microbatches and copies."""
+        return engine.clipped_sum(
             lot,
-            self.clipping_set(),
-            self.example_seed(),
+            clipping_set,
+            seed,
             on_batch=on_batch,
             microbatch_size=self.microbatch_size,
             num_slots=self.num_slots(expected_lot_size),
             augmentation_multiplicity=self.augmentation_multiplicity,
         )
-        self.apply_private(sums, expected_lot_size, regularization_gradients)
-        return loss
 
     def num_slots(self, expected_lot_size):
         """M = round(L/k), at least 1: the number of slots of a lot (int32 tensor)."""
@@ -380,14 +395,21 @@ class DPOptimizer:
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """What the step is charged for: the sums with noise, over L; and the noise's std."""
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
-        if self.microbatch_size > 1:
-            divisor = tf.cast(self.num_slots(expected_lot_size), tf.float32)
-        else:
-            divisor = tf.cast(expected_lot_size, tf.float32)
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
         release = self._noise_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
+        return self._with_noise(sums, stddevs, expected_lot_size, step)
+
+    def _divisor(self, expected_lot_size):
+        """L, or the number of slots: what sums are divided by, a public float32."""
+        if self.microbatch_size > 1:
+            expected_lot_size = self.num_slots(expected_lot_size)
+        return tf.cast(expected_lot_size, tf.float32)
+
+    def _with_noise(self, sums, stddevs, expected_lot_size, step):
+        """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key."""
+        divisor = self._divisor(expected_lot_size)
         released = [s / divisor for s in sums]
         stddevs = [std / divisor for std in stddevs]
         if self.noise_multiplier > 0:

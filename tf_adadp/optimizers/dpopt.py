@@ -11,8 +11,8 @@ from tf_adadp import clipping as sets
 from tf_adadp import noise
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.checks import check_choice, check_number
+from tf_adadp.optimizers.priors.base import normalized
 
-_FLOOR = 0.4  # |w| does not fall below this fraction of its root mean square
 _NAMES = ("released", "uniform", "budgeted")
 
 
@@ -139,17 +139,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     def _build_private(self, variables):
         self._check_directions(variables)
-
-        def slots(name):
-            return [
-                self.add_variable(
-                    tuple(v.shape), initializer="zeros", dtype="float32", name=f"{name}_{i}"
-                )
-                for i, v in enumerate(variables)
-            ]
-
-        self._direction = slots("direction")
-        self._residual = slots("residual") if self.pruning else []
+        self._direction = self._add_slots("direction", variables)
+        self._residual = self._add_slots("residual", variables) if self.pruning else []
         with tf.init_scope():
             for i, direction in enumerate(self._direction):
                 if self.directions == "uniform":
@@ -172,16 +163,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     def importances(self):
         """abs(w), per variable a tensor of its shape: mean square 1, floored. From releases."""
         squares = [tf.square(tf.convert_to_tensor(w.value)) for w in self._direction]
-        largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
-        squares = [s / tf.maximum(largest, 1e-30) for s in squares]
-        total = tf.add_n([tf.reduce_sum(s) for s in squares])
-        count = float(sum(math.prod(w.shape) for w in self._direction))
-        mean = total / count
-        low = _FLOOR**2
-        return [
-            tf.where(mean > 0, tf.sqrt(low + (1 - low) * s / tf.where(mean > 0, mean, 1.0)), 1.0)
-            for s in squares
-        ]
+        return normalized(squares, [tuple(w.shape) for w in self._direction], exponent=0.5)
 
     def _next_shape(self):
         """(v/abs(w))^(1/3) for the ellipsoid, mean square 1; the prior's own for the box."""
@@ -190,8 +172,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             return shape
         scales = [r * tf.pow(w, -1 / 3) for r, w in zip(shape, self.importances(), strict=True)]
         total = tf.add_n([tf.reduce_sum(tf.square(r)) for r in scales])
-        count = float(sum(math.prod(w.shape) for w in self._direction))
-        return [r * tf.math.rsqrt(total / count) for r in scales]
+        return [r * tf.math.rsqrt(total / self._num_scalars) for r in scales]
 
     def clipping_set(self):
         """The set of this step; see the class."""
@@ -211,15 +192,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     ):
         """One step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
+            ball = sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
             seed = self.example_seed()
-            sums, _ = engine.clipped_sum(
-                lot,
-                sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping),
-                seed,
-                microbatch_size=self.microbatch_size,
-                num_slots=self.num_slots(expected_lot_size),
-                augmentation_multiplicity=self.augmentation_multiplicity,
-            )
+            sums, _ = self._clipped_sum(engine, lot, ball, seed, expected_lot_size)
             self._release_directions(sums)
         self._in_private_step = True
         try:

@@ -77,23 +77,7 @@ class Prior(abc.ABC):
 
     def shape(self):
         """r: list of float32 tensors broadcastable to the variables, mean(r²) = 1."""
-        moments = self.moments()
-        sizes = [float(math.prod(shape)) for shape in self._shapes]
-        share = [size / sum(sizes) for size in sizes]
-        overall = tf.add_n([s * tf.reduce_mean(v) for s, v in zip(share, moments, strict=True)])
-        # Over the largest, so that no power overflows.
-        largest = tf.reduce_max(tf.stack([tf.reduce_max(v) for v in moments]))
-        scale = tf.maximum(largest, 1e-30)
-        powers = [tf.maximum(v / scale, 0.0) ** self.exponent for v in moments]
-        mean_square = tf.add_n(
-            [s * tf.reduce_mean(tf.square(p)) for s, p in zip(share, powers, strict=True)]
-        )
-        known = tf.logical_and(overall > 0.0, mean_square > 0.0)
-        normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
-        low = self.floor**2
-        return [
-            tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers
-        ]
+        return normalized(self.moments(), self._shapes, self.exponent, self.floor)
 
     def get_config(self):
         """The arguments of the constructor."""
@@ -103,3 +87,29 @@ class Prior(abc.ABC):
     def from_config(cls, config):
         """A prior of these arguments, without state."""
         return cls(**config)
+
+
+def normalized(moments, shapes, exponent, floor=FLOOR):
+    """The shape of given moments: r ∝ moment^exponent, mean(r²) = 1, floored; 1 where all are ≤ 0.
+
+    Args:
+        moments: list of float32 tensors that broadcast to the variables.
+        shapes: those of the variables.
+        exponent, floor: see `Prior`.
+    """
+    sizes = [float(math.prod(shape)) for shape in shapes]
+    share = [size / sum(sizes) for size in sizes]
+    overall = tf.add_n([s * tf.reduce_mean(v) for s, v in zip(share, moments, strict=True)])
+    # Over the largest, so that no power overflows.
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(v) for v in moments]))
+    scale = tf.maximum(largest, 1e-30)
+    powers = [tf.maximum(v / scale, 0.0) ** exponent for v in moments]
+    mean_square = tf.add_n(
+        [s * tf.reduce_mean(tf.square(p)) for s, p in zip(share, powers, strict=True)]
+    )
+    known = tf.logical_and(overall > 0.0, mean_square > 0.0)
+    normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
+    low = floor**2
+    return [
+        tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers
+    ]
