@@ -1,18 +1,23 @@
 """All methods of the papers at equal ε, on MNIST behind 60 private principal components.
 
     TF_ADADP_DATA_DIR=<folder with mnist.npz> python benchmarks/methods.py --workers=2
+    TF_ADADP_DATA_DIR=<folder> python benchmarks/methods.py --tasks=mnist_cnn,fashion_cnn
 
-The network of Abadi et al. 2016 and of ADADP and AdaCliP: DPPCA to 60 components, 1,000 ReLU units,
-10 classes. For each ε (δ = 1e-5, RDP, Poisson lots, add or remove one record) all methods get the
-same components' noise σ_p, lot size and steps; what the components cost is part of the ε, and σ* is
-the least that keeps the rest within it.
+"mnist" is the network of Abadi et al. 2016 and of ADADP and AdaCliP: DPPCA to 60 components, 1,000
+ReLU units, 10 classes. For each ε (δ = 1e-5, RDP, Poisson lots, add or remove one record) all
+methods get the same components' noise σ_p, lot size and steps; what the components cost is part of
+the ε, and σ* is the least that keeps the rest within it. "mnist_cnn" and "fashion_cnn" are
+SA-DPSGD's tanh network on the images themselves, for the methods in CNN.
 
 Every method has ONE number to search, its rate (for ADADP and ADAL the start of the default
 schedule): four values each on a tenth of the training data that is held out (one seed), the best
-then on all of it, three seeds. The search is not charged. ε-free settings are the defaults. AGD has
-no rate: its total budget, largest step and splits are its own, and it stops when the budget is
-spent. SADPSGD's energy is that of 1,000 training records that are set aside for it, taken as
-public, and every candidate is charged; "claimed ε" is what its paper would report.
+then on all of it, three seeds. Networks on images are searched with a fifth of the steps, at the
+full run's σ*. The search is not charged. ε-free settings are the defaults.
+
+AGD has no rate: its number is `splits`, how many rounds its first noise divides the budget into. It
+stops when the budget is spent, so its steps are its own. SADPSGD's energy is that of 1,000 training
+records that are set aside for it and taken as public: it trains on the others. Every candidate is
+charged; "claimed ε" is what its paper would report.
 
 Resumable: jobs whose row is in the JSON are not run again.
 """
@@ -41,20 +46,31 @@ COMPONENTS, HIDDEN, LOT = 60, 1000, 1024
 PUBLIC = 1000  # records that SADPSGD's energy is measured on
 # ε: (σ_p of the components, steps)
 CELLS = {0.5: (16.0, 150), 1.0: (10.0, 300), 2.0: (7.0, 500), 4.0: (4.0, 700)}
+CNN_EPSILON, CNN_STEPS, CNN_SEARCH = 3.0, 1500, 300
 _SGD = (1.0, 2.0, 4.0, 8.0)
 _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """`make(rate, **private arguments)`, and the rates to try."""
+    """How to make an optimizer, and what to try.
+
+    Attributes:
+        make: `make(rate, **private arguments)`.
+        rates: the four values searched.
+        public: records set aside as public; `make` gets them as `energy_data`.
+        own_budget: True if `make` takes total_epsilon and total_delta in place of a noise
+            multiplier.
+    """
 
     make: Callable
     rates: tuple[float, ...]
+    public: int = 0
+    own_budget: bool = False
 
 
-def _scheduled(kind):
-    return lambda rate, **k: kind(dp.InverseSqrtDecay(rate), **k)
+def _scheduled(kind, **given):
+    return lambda rate, **k: kind(dp.InverseSqrtDecay(rate), **given, **k)
 
 
 METHODS = {
@@ -66,37 +82,82 @@ METHODS = {
     "ADAN": Method(dp.ADAN, _SGD),
     "AdaCliP": Method(dp.AdaCliP, _SGD),
     "DPOPT": Method(dp.DPOPT, _SGD),
+    "SADPSGD": Method(dp.SADPSGD, _SGD, public=PUBLIC),
+    "AGD": Method(
+        lambda splits, **k: dp.AGD(splits=int(splits), **k), (20, 40, 80, 160), own_budget=True
+    ),
 }
+CNN = ("DPSGD", "ADADP", "AutoSGD", "SADPSGD")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """`load(σ_p, seed, held_out)` gives a DPPCA or None, x, y, x_test, y_test; cells as CELLS."""
+
+    load: Callable
+    build: Callable[[], keras.Model]
+    cells: dict[float, tuple[float | None, int]]
+    methods: tuple[str, ...]
+    search_steps: int | None = None
 
 
 @functools.cache
-def arrays():
-    """MNIST as float32 in [0, 1]: x_train, y_train, x_test, y_test."""
-    path = pathlib.Path(os.environ.get(common.DATA_DIR_VARIABLE, ".")) / "mnist.npz"
+def arrays(name="mnist"):
+    """A data set as float32 in [0, 1]: x_train, y_train, x_test, y_test."""
+    path = pathlib.Path(os.environ.get(common.DATA_DIR_VARIABLE, ".")) / f"{name}.npz"
     with np.load(path) as stored:
         x, x_test = (stored[n].astype(np.float32) / 255.0 for n in ("x_train", "x_test"))
         return x, stored["y_train"].astype(np.int32), x_test, stored["y_test"].astype(np.int32)
 
 
-@functools.lru_cache(maxsize=2)
-def components(sigma, seed, held_out):
-    """A fitted DPPCA and the projected arrays, entries of about 1: the factor is public."""
-    x, y, x_test, y_test = arrays()
+def split(name, held_out):
+    """The arrays, or for a search nine tenths of the training data and the tenth to score on."""
+    x, y, x_test, y_test = arrays(name)
     if held_out:
         order = np.random.default_rng(1).permutation(len(x))
         cut = len(x) // 10
         x_test, y_test = x[order[:cut]], y[order[:cut]]
         x, y = x[order[cut:]], y[order[cut:]]
+    return x, y, x_test, y_test
+
+
+@functools.lru_cache(maxsize=2)
+def components(sigma, seed, held_out):
+    """A fitted DPPCA and the projected arrays, entries of about 1: the factor is public."""
+    x, y, x_test, y_test = split("mnist", held_out)
     pca = dp.DPPCA(COMPONENTS, noise_multiplier=sigma, seed=seed).fit(x)
     scale = np.sqrt(COMPONENTS)
     project = lambda a: (scale * pca.transform(a)).astype(np.float32)  # noqa: E731
     return pca, project(x), y, project(x_test), y_test
 
 
+def images(name):
+    """`load` of a network on the images themselves."""
+
+    def load(sigma, seed, held_out):
+        del sigma, seed
+        x, y, x_test, y_test = split(name, held_out)
+        return None, x.reshape(-1, 28, 28, 1), y, x_test.reshape(-1, 28, 28, 1), y_test
+
+    return load
+
+
+_CNN_CELLS = {CNN_EPSILON: (None, CNN_STEPS)}
+TASKS = {
+    "mnist": Task(
+        lambda *args: components(*args),
+        lambda: common.mlp(COMPONENTS, HIDDEN, 10),
+        CELLS,
+        tuple(METHODS),
+    ),
+    "mnist_cnn": Task(images("mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
+    "fashion_cnn": Task(images("fashion_mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
+}
+
+
 def noise_for(epsilon, sigma, lot_size, records, steps):
-    """The least σ* (to 0.1 %) at which components and all steps cost at most ε at DELTA."""
-    ledger = accounting.PrivacyLedger()
-    dp.DPPCA(COMPONENTS, noise_multiplier=sigma).charge(ledger)
+    """The least σ* (to 0.1 %) at which components, if any, and all steps cost at most ε."""
+    ledger = _components_ledger(sigma)
     law = accounting.PoissonSampling(records, lot_size)
     low, high = 0.3, 100.0
     while high / low > 1.001:
@@ -108,56 +169,117 @@ def noise_for(epsilon, sigma, lot_size, records, steps):
     return high
 
 
-def train(method, rate, epsilon, seed, *, held_out=False):
-    """Accuracy and charged ε of one run."""
-    sigma, steps = CELLS[epsilon]
-    pca, x, y, x_test, y_test = components(sigma, seed, held_out)
+def rest_of(epsilon, sigma, law, **arguments):
+    """AGD's total_epsilon that leaves room for the components.
+
+    AGD's filter bounds the Rényi divergence of all its releases at ONE order; the components'
+    divergence of that order is taken off the budget, which holds ε with a factor of 1.
+    """
+    if sigma is None:
+        return epsilon
+    (components_entry,) = _components_ledger(sigma).entries
+    total, order = epsilon, None
+    while True:  # a smaller budget has a larger order, at which the components cost more
+        probe = dp.AGD(total_epsilon=total, total_delta=DELTA, **arguments)
+        probe.build([keras.Variable(np.zeros(2, np.float32))])
+        probe.begin(law, None, 1)
+        if probe.budget_filter.order == order:
+            return total
+        order = probe.budget_filter.order
+        total = epsilon - probe.budget_filter.cost(components_entry.event)
+
+
+def _components_ledger(sigma):
+    ledger = accounting.PrivacyLedger()
+    if sigma is not None:
+        dp.DPPCA(COMPONENTS, noise_multiplier=sigma).charge(ledger)
+    return ledger
+
+
+def train(task, name, rate, epsilon, seed, *, held_out=False):
+    """One run: its accuracy, what it was charged, and what it did."""
+    method, (sigma, steps) = METHODS[name], TASKS[task].cells[epsilon]
+    pca, x, y, x_test, y_test = TASKS[task].load(sigma, seed, held_out)
+    private = {"seed": seed}
+    if method.public:
+        chosen = np.random.default_rng(2).permutation(len(x))
+        public, trained = chosen[: method.public], chosen[method.public :]
+        private["energy_data"] = (x[public], y[public])
+        x, y = x[trained], y[trained]
     lot = LOT * 9 // 10 if held_out else LOT
+    if method.own_budget:
+        law = accounting.PoissonSampling(len(x), lot)
+        private["total_epsilon"] = rest_of(epsilon, sigma, law, splits=int(rate))
+        private["total_delta"] = DELTA
+        steps = 100 * int(rate)  # never reached
+    else:
+        private["noise_multiplier"] = noise_for(epsilon, sigma, lot, len(x), steps)
+        if held_out:
+            steps = TASKS[task].search_steps or steps
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
-    model = dp.DPModel(common.mlp(COMPONENTS, HIDDEN, 10))
-    private = {"noise_multiplier": noise_for(epsilon, sigma, lot, len(x), steps), "seed": seed}
-    optimizer = METHODS[method].make(rate, **private)
-    model.compile(optimizer, loss=common.loss(), metrics=[], steps_per_execution=50)
-    model.ledger.merge(pca.ledger)
-    model.fit(x, y, batch_size=lot, steps_per_epoch=steps, verbose=0)
-    accuracy = np.mean(np.argmax(model.model(x_test).numpy(), 1) == y_test)
-    return round(float(accuracy), 5), model.epsilon(DELTA), private["noise_multiplier"]
+    model = dp.DPModel(TASKS[task].build())
+    optimizer = method.make(rate, **private)
+    at_once = 1 if method.own_budget else 50
+    model.compile(optimizer, loss=common.loss(), metrics=[], steps_per_execution=at_once)
+    if pca is not None:
+        model.ledger.merge(pca.ledger)
+    history = model.fit(x, y, batch_size=lot, steps_per_epoch=steps, verbose=0).history
+    parts = [model.model(x_test[i : i + 1000]).numpy() for i in range(0, len(x_test), 1000)]
+    accuracy = np.mean(np.argmax(np.concatenate(parts), 1) == y_test)
+    found = {"accuracy": round(float(accuracy), 5), "steps": int(optimizer.iterations)}
+    # AGD's guarantee is its filter's; the ledger may read lower, and is none of its own.
+    found["charged_epsilon"] = epsilon if method.own_budget else round(model.epsilon(DELTA), 4)
+    found["noise_multiplier"] = private.get("noise_multiplier")
+    if isinstance(optimizer, dp.SADPSGD):
+        law = accounting.PoissonSampling(len(x), lot)
+        found["accepted"] = int(history["accepted"][-1])
+        found["claimed_epsilon"] = round(optimizer.epsilon_as_published(law, DELTA), 4)
+    return found
 
 
 def run_job(job):
     """Searches the rate and runs the seeds of one method at one ε; returns the row."""
-    method, epsilon = job
+    task, method, epsilon = job
     start = time.perf_counter()
     tried = {
-        str(rate): train(method, rate, epsilon, SEEDS[-1] + 1, held_out=True)[0]
+        str(rate): train(task, method, rate, epsilon, SEEDS[-1] + 1, held_out=True)["accuracy"]
         for rate in METHODS[method].rates
     }
     rate = float(max(tried, key=tried.get))
-    found = [train(method, rate, epsilon, seed) for seed in SEEDS]
-    return {
+    found = [train(task, method, rate, epsilon, seed) for seed in SEEDS]
+    sigma, _ = TASKS[task].cells[epsilon]
+    row = {
         "part": "methods",
-        "task": "mnist",
+        "task": task,
         "epsilon": epsilon,
         "method": method,
         "setting": None,
-        "accuracies": [accuracy for accuracy, _, _ in found],
-        "charged_epsilon": round(found[0][1], 4),
+        "accuracies": [run.pop("accuracy") for run in found],
         "delta": DELTA,
-        "noise_multiplier": round(found[0][2], 4),
-        "components_noise_multiplier": CELLS[epsilon][0],
+        "components_noise_multiplier": sigma,
         "lot_size": LOT,
-        "steps": CELLS[epsilon][1],
+        **{name: value for name, value in found[0].items() if value is not None},
         "arguments": {"rate": rate},
         "held_out": tried,
         "seconds": round(time.perf_counter() - start, 1),
     }
+    for name in ("accepted", "claimed_epsilon"):
+        if name in row:
+            row[name] = [run[name] for run in found]
+    return row
 
 
 def table(rows):
-    """Markdown: a line per method, a column per ε."""
-    epsilons = sorted({row["epsilon"] for row in rows})
-    cells = {(row["method"], row["epsilon"]): row for row in rows}
+    """Markdown: a line per method, a column per task and ε."""
+    rows = [row for row in rows if row["method"] in METHODS]
+    columns = [
+        (task, epsilon)
+        for task in TASKS
+        for epsilon in TASKS[task].cells
+        if any((row["task"], row["epsilon"]) == (task, epsilon) for row in rows)
+    ]
+    cells = {(row["method"], row["task"], row["epsilon"]): row for row in rows}
 
     def text(row):
         if row is None:
@@ -165,21 +287,25 @@ def table(rows):
         values = 100 * np.array(row["accuracies"])
         return f"{values.mean():.2f} ± {values.std(ddof=1):.2f} ({row['arguments']['rate']:g})"
 
-    names = [name for name in METHODS if any((name, e) in cells for e in epsilons)]
+    names = [name for name in METHODS if any((name, *column) in cells for column in columns)]
     return common.markdown_table(
-        ["method (rate found)", *(f"ε = {e:g}" for e in epsilons)],
-        [[name, *(text(cells.get((name, e))) for e in epsilons)] for name in names],
+        ["method (rate found)", *(f"{task}, ε = {e:g}" for task, e in columns)],
+        [[name, *(text(cells.get((name, *column))) for column in columns)] for name in names],
     )
 
 
 def plot(rows, path):
-    """Accuracy over ε, a line per method."""
+    """Accuracy over ε of the networks on components, a line per method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     panel = figure.subplots()
     for name in METHODS:
-        mine = sorted((r["epsilon"], r["accuracies"]) for r in rows if r["method"] == name)
+        mine = sorted(
+            (r["epsilon"], r["accuracies"])
+            for r in rows
+            if r["method"] == name and r["task"] == "mnist"
+        )
         if mine:
             means = [100 * np.mean(a) for _, a in mine]
             spread = [100 * np.std(a, ddof=1) for _, a in mine]
@@ -191,13 +317,30 @@ def plot(rows, path):
     figure.savefig(path, dpi=90)
 
 
+def jobs(tasks, methods, epsilons):
+    """`(task, method, ε)` of all that is asked for."""
+    return [
+        (task, method, epsilon)
+        for task in tasks
+        for epsilon in TASKS[task].cells
+        if epsilon in epsilons
+        for method in TASKS[task].methods
+        if method in methods
+    ]
+
+
 def _define_flags():
-    names, cells = list(METHODS), [f"{e:g}" for e in CELLS]
+    names = list(METHODS)
+    cells = [f"{e:g}" for e in sorted({e for task in TASKS.values() for e in task.cells})]
+    flags.DEFINE_list("tasks", list(TASKS), f"Of {', '.join(TASKS)}.")
     flags.DEFINE_multi_enum("methods", names, names, "Once for each.")
     flags.DEFINE_multi_enum("epsilons", cells, cells, "Once for each.")
     flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
     flags.DEFINE_string("out", str(common.RESULTS_DIR / "methods.json"), "JSON; PNG beside.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
+    flags.register_validator(
+        "tasks", lambda given: set(given) <= set(TASKS), f"Give some of {', '.join(TASKS)}."
+    )
 
 
 def main(argv):
@@ -205,13 +348,14 @@ def main(argv):
     args = flags.FLAGS
     key = ("part", "task", "epsilon", "method", "setting")
     results = common.Results(args.out, key=key, one_machine=False, force=args.force)
-    jobs = [
-        (method, float(epsilon))
-        for epsilon in args.epsilons
-        for method in args.methods
-        if not results.find(epsilon=float(epsilon), method=method)
+    todo = [
+        (task, method, epsilon)
+        for task, method, epsilon in jobs(
+            args.tasks, args.methods, [float(e) for e in args.epsilons]
+        )
+        if not results.find(task=task, epsilon=epsilon, method=method)
     ]
-    study.run(jobs, results, args.workers, run_job)
+    study.run(todo, results, args.workers, run_job)
     plot(results.rows, pathlib.Path(args.out).with_suffix(".png"))
     print(table(results.rows))
 

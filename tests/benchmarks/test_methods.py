@@ -1,5 +1,8 @@
 """The comparison of all methods: budgets, one small job for real, the table."""
 
+import dataclasses
+
+import keras
 import methods as study
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ def tiny(monkeypatch):
     """120 records of 100 features, 5 components, 4 steps."""
     rng = np.random.default_rng(0)
 
-    def arrays():
+    def arrays(name="mnist"):
         y = rng.integers(0, 10, 400).astype(np.int32)
         x = rng.random((400, 100)).astype(np.float32)
         x[np.arange(400), y] += 5.0
@@ -23,7 +26,8 @@ def tiny(monkeypatch):
     monkeypatch.setattr(study, "COMPONENTS", 5)
     monkeypatch.setattr(study, "HIDDEN", 8)
     monkeypatch.setattr(study, "LOT", 50)
-    monkeypatch.setattr(study, "CELLS", {1.0: (20.0, 50)})
+    task = dataclasses.replace(study.TASKS["mnist"], cells={1.0: (20.0, 50)})
+    monkeypatch.setitem(study.TASKS, "mnist", task)
     monkeypatch.setattr(study, "SEEDS", (0, 1))
     study.components.cache_clear()
     yield
@@ -44,17 +48,71 @@ def test_the_search_is_of_equal_effort():
     assert len({len(method.rates) for method in study.METHODS.values()}) == 1
 
 
-def test_every_method_can_be_made():
-    for method in study.METHODS.values():
-        assert isinstance(method.make(method.rates[0], noise_multiplier=1.0), dp.DPOptimizer)
+def test_the_rest_of_a_budget_and_the_components_are_the_budget():
+    law = accounting.PoissonSampling(60000, 600)
+    total = study.rest_of(1.0, 10.0, law, splits=40)
+    agd = dp.AGD(total_epsilon=total, total_delta=study.DELTA, splits=40)
+    agd.build([keras.Variable(np.zeros(3, np.float32))])
+    agd.begin(law, None, 1)
+    order = agd.budget_filter.order
+    whole = accounting.RenyiFilter(
+        order, 1.0, study.DELTA, agd.budget_filter.neighboring_relation
+    ).budget
+    components = order / (2 * 10.0**2)
+    assert agd.budget_filter.budget + components == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_job_searches_on_held_out_data_and_spends_the_budget(tiny, monkeypatch):
-    monkeypatch.setitem(study.METHODS, "DPSGD", study.Method(dp.DPSGD, (0.01, 1.0)))
-    row = study.run_job(("DPSGD", 1.0))
-    assert set(row["held_out"]) == {"0.01", "1.0"}
+@pytest.mark.parametrize("name", study.METHODS)
+def test_every_method_can_be_made(name):
+    method = study.METHODS[name]
+    private = {"noise_multiplier": 1.0}
+    if method.own_budget:
+        private = {"total_epsilon": 1.0, "total_delta": 1e-5}
+    if method.public:
+        private["energy_data"] = (np.zeros((3, 2), np.float32), np.zeros(3))
+    assert isinstance(method.make(method.rates[0], **private), dp.DPOptimizer)
+
+
+@pytest.mark.parametrize("name", ["DPSGD", "SADPSGD", "AGD"])
+def test_a_job_searches_on_held_out_data_and_spends_the_budget(tiny, monkeypatch, name):
+    method = study.METHODS[name]
+    rates = {"AGD": (5, 8)}.get(name, (0.01, 1.0))
+    method = dataclasses.replace(method, rates=rates, public=20 if method.public else 0)
+    monkeypatch.setitem(study.METHODS, name, method)
+    row = study.run_job(("mnist", name, 1.0))
+    assert set(row["held_out"]) == {str(rate) for rate in rates}
     assert len(row["accuracies"]) == 2
     assert 0.99 < row["charged_epsilon"] <= 1.0
+    if name == "AGD":
+        assert 0 < row["steps"] < 100
+    else:
+        assert row["steps"] == 50
+    if name == "SADPSGD":
+        assert len(row["accepted"]) == len(row["claimed_epsilon"]) == 2
+        assert all(0 <= kept <= 50 for kept in row["accepted"])
     text = study.table([row])
-    assert "DPSGD" in text
-    assert "ε = 1" in text
+    assert name in text
+    assert "mnist, ε = 1" in text
+
+
+def test_networks_on_images_are_trained_too(tiny, monkeypatch):
+    def arrays(name):
+        rng = np.random.default_rng(0)
+        y = rng.integers(0, 10, 90).astype(np.int32)
+        x = rng.random((90, 28, 28)).astype(np.float32)
+        return x[:70], y[:70], x[70:], y[70:]
+
+    monkeypatch.setattr(study, "arrays", arrays)
+    task = study.TASKS["fashion_cnn"]
+    task = dataclasses.replace(task, cells={3.0: (None, 100)}, search_steps=50)
+    monkeypatch.setitem(study.TASKS, "fashion_cnn", task)
+    monkeypatch.setitem(study.METHODS, "DPSGD", study.Method(dp.DPSGD, (1.0,)))
+    row = study.run_job(("fashion_cnn", "DPSGD", 3.0))
+    assert row["steps"] == 100
+    assert row["components_noise_multiplier"] is None
+    assert 2.98 < row["charged_epsilon"] <= 3.0
+
+
+def test_jobs_are_those_asked_for():
+    jobs = study.jobs(["mnist", "mnist_cnn"], ["DPSGD", "AGD"], [1.0, 3.0])
+    assert jobs == [("mnist", "DPSGD", 1.0), ("mnist", "AGD", 1.0), ("mnist_cnn", "DPSGD", 3.0)]

@@ -400,7 +400,7 @@ def test_every_step_is_charged_what_it_is_and_training_stops(lots):
         if not isinstance(event, dp_accounting.ZCDpEvent):
             assert event == make_lots.law.event((2 * rho) ** -0.5)
     assert private.epsilon(DELTA) <= 1.0
-    guard = optimizer._filter()
+    guard = optimizer.budget_filter
     recorded = math.fsum(guard.cost(event) for event, _ in events(private))
     assert number(optimizer._spent) == pytest.approx(recorded, rel=1e-12)
     assert recorded <= guard.budget
@@ -448,7 +448,7 @@ def test_what_the_ledger_knows_is_spent():
     """A new optimizer on the same weights, or one that was set back, has no second budget."""
     optimizer, ledger = built(splits=3), PrivacyLedger()
     steps = 0
-    while optimizer.event(LAW) and optimizer._filter().has_room(
+    while optimizer.event(LAW) and optimizer.budget_filter.has_room(
         number(optimizer._spent), [optimizer.event(LAW)]
     ):
         pay(optimizer, ledger, LAW)
@@ -460,7 +460,7 @@ def test_what_the_ledger_knows_is_spent():
     assert ledger.steps == steps >= 3
     larger.charge(ledger, LAW)
     assert ledger.steps == steps + 1
-    guard = larger._filter()
+    guard = larger.budget_filter
     assert number(larger._spent) == pytest.approx(
         steps * guard.cost(ledger.entries[0].event) + guard.cost(ledger.entries[1].event)
     )
@@ -499,7 +499,7 @@ def test_refusals_before_anything_is_trained():
         optimizer.apply_private([], 60.0)
     with pytest.raises(RuntimeError, match="no raw gradients"):
         optimizer.apply([tf.zeros((6, 3)), tf.zeros(3)])
-    optimizer._spent.assign(0.99 * optimizer._filter().budget)
+    optimizer._spent.assign(0.99 * optimizer.budget_filter.budget)
     with pytest.raises(ValueError, match="cannot fit one step"):
         optimizer.begin(LAW, None, 1)
     assert int(optimizer.iterations) == int(private.optimizer.iterations) == 0

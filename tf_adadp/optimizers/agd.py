@@ -197,12 +197,13 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             return
         self._start(law)
         if not self.can_continue(law):
+            budget = self.budget_filter
             raise ValueError(
                 f"total_epsilon={self.total_epsilon} at total_delta={self.total_delta:g} has no "
                 "room for one more round: a budget that cannot fit one step. "
                 f"{_number(self._spent):.4g} of the Rényi budget "
-                f"{self._filter().budget:.4g} at order {self._filter().order:g} is spent. Make a "
-                "new optimizer with a larger total_epsilon, which counts what the ledger has."
+                f"{budget.budget:.4g} at order {budget.order:g} is spent. Make a new optimizer "
+                "with a larger total_epsilon, which counts what the ledger has."
             )
 
     def can_continue(self, law):
@@ -212,7 +213,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         events = [self._claimed_event(law)]
         if _number(self._phase) != SELECT:
             events.append(selection_event(law, _number(self._selection_epsilon)))
-        return self._filter().has_room(_number(self._spent), events)
+        return self.budget_filter.has_room(_number(self._spent), events)
 
     def event(self, law):
         """The privacy event of the coming step, see the class; ∞ where it has no privacy.
@@ -247,7 +248,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             )
         if not self._exact:
             self._start(law)
-            event, budget = self._claimed_event(law), self._filter()
+            event, budget = self._claimed_event(law), self.budget_filter
             spent = max(_number(self._spent), self._recorded(ledger, budget))
             if not budget.has_room(spent, [event]):
                 raise ValueError(
@@ -299,8 +300,13 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._filter_order.assign(chosen.order)
         self._changed_examples.assign(changed)
 
-    def _filter(self):
-        relation = _RELATIONS[_number(self._changed_examples)]
+    @property
+    def budget_filter(self):
+        """The `accounting.RenyiFilter` that is asked before every release; fixed by `begin`."""
+        changed = _number(self._changed_examples) if self.built else 0
+        if changed == 0:
+            raise ValueError("budget_filter is fixed when training begins, and it has not.")
+        relation = _RELATIONS[changed]
         order = _number(self._filter_order)
         return RenyiFilter(order, self.total_epsilon, self.total_delta, relation)
 
