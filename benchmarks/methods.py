@@ -10,9 +10,10 @@ the ε, and σ* is the least that keeps the rest within it. "mnist_cnn" and "fas
 SA-DPSGD's tanh network on the images themselves, for the methods in CNN.
 
 Every method has ONE number to search, its rate (for ADADP and ADAL the start of the default
-schedule): four values each on a tenth of the training data that is held out (one seed), the best
-then on all of it, three seeds. Networks on images are searched with a fifth of the steps, at the
-full run's σ*. The search is not charged. ε-free settings are the defaults.
+schedule): four values each on a tenth of the training data that is held out (one seed), and further
+ones, by factors of 2, as long as the best is at an end; the best then on all of it, three seeds.
+Networks on images are searched with 200 steps, at the full run's σ*. The search is not charged. All
+else is at its default.
 
 AGD has no rate: its number is `splits`, how many rounds its first noise divides the budget into. It
 stops when the budget is spent, so its steps are its own. SADPSGD's energy is that of 1,000 training
@@ -46,7 +47,7 @@ COMPONENTS, HIDDEN, LOT = 60, 1000, 1024
 PUBLIC = 1000  # records that SADPSGD's energy is measured on
 # ε: (σ_p of the components, steps)
 CELLS = {0.5: (16.0, 150), 1.0: (10.0, 300), 2.0: (7.0, 500), 4.0: (4.0, 700)}
-CNN_EPSILON, CNN_STEPS, CNN_SEARCH = 3.0, 1500, 300
+CNN_EPSILON, CNN_STEPS, CNN_SEARCH = 3.0, 1500, 200
 _SGD = (1.0, 2.0, 4.0, 8.0)
 _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
 
@@ -57,7 +58,7 @@ class Method:
 
     Attributes:
         make: `make(rate, **private arguments)`.
-        rates: the four values searched.
+        rates: the four values searched first.
         public: records set aside as public; `make` gets them as `energy_data`.
         own_budget: True if `make` takes total_epsilon and total_delta in place of a noise
             multiplier.
@@ -84,7 +85,9 @@ METHODS = {
     "DPOPT": Method(dp.DPOPT, _SGD),
     "SADPSGD": Method(dp.SADPSGD, _SGD, public=PUBLIC),
     "AGD": Method(
-        lambda splits, **k: dp.AGD(splits=int(splits), **k), (20, 40, 80, 160), own_budget=True
+        lambda splits, **k: dp.AGD(splits=max(1, round(splits)), **k),
+        (20, 40, 80, 160),
+        own_budget=True,
     ),
 }
 CNN = ("DPSGD", "ADADP", "AutoSGD", "SADPSGD")
@@ -209,9 +212,9 @@ def train(task, name, rate, epsilon, seed, *, held_out=False):
     lot = LOT * 9 // 10 if held_out else LOT
     if method.own_budget:
         law = accounting.PoissonSampling(len(x), lot)
-        private["total_epsilon"] = rest_of(epsilon, sigma, law, splits=int(rate))
+        private["total_epsilon"] = rest_of(epsilon, sigma, law, splits=max(1, round(rate)))
         private["total_delta"] = DELTA
-        steps = 100 * int(rate)  # never reached
+        steps = 10_000  # never reached
     else:
         private["noise_multiplier"] = noise_for(epsilon, sigma, lot, len(x), steps)
         if held_out:
@@ -238,15 +241,24 @@ def train(task, name, rate, epsilon, seed, *, held_out=False):
     return found
 
 
+def search(score, rates):
+    """{rate: score} for the rates, and beyond them until the best has a worse one on both sides."""
+    tried = {rate: score(rate) for rate in rates}
+    while (best := max(tried, key=tried.get)) in (low := min(tried), high := max(tried)):
+        further = low / 2 if best == low else high * 2
+        tried[further] = score(further)
+    return tried
+
+
 def run_job(job):
     """Searches the rate and runs the seeds of one method at one ε; returns the row."""
     task, method, epsilon = job
     start = time.perf_counter()
-    tried = {
-        str(rate): train(task, method, rate, epsilon, SEEDS[-1] + 1, held_out=True)["accuracy"]
-        for rate in METHODS[method].rates
-    }
-    rate = float(max(tried, key=tried.get))
+    tried = search(
+        lambda rate: train(task, method, rate, epsilon, SEEDS[-1] + 1, held_out=True)["accuracy"],
+        METHODS[method].rates,
+    )
+    rate = max(tried, key=tried.get)
     found = [train(task, method, rate, epsilon, seed) for seed in SEEDS]
     sigma, _ = TASKS[task].cells[epsilon]
     row = {
@@ -260,8 +272,8 @@ def run_job(job):
         "components_noise_multiplier": sigma,
         "lot_size": LOT,
         **{name: value for name, value in found[0].items() if value is not None},
-        "arguments": {"rate": rate},
-        "held_out": tried,
+        "arguments": {"rate": float(rate)},
+        "held_out": {str(tested): accuracy for tested, accuracy in sorted(tried.items())},
         "seconds": round(time.perf_counter() - start, 1),
     }
     for name in ("accepted", "claimed_epsilon"):
