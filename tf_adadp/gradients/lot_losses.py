@@ -1,12 +1,8 @@
 """The clipped losses of a lot at weights of choice: forward passes, no gradients."""
 
-import functools
-
 import tensorflow as tf
 
-from tf_adadp.gradients.ghost.engine import _flat
-from tf_adadp.gradients.mapping import map_examples
-from tf_adadp.gradients.vectorized import VectorizedEngine
+from tf_adadp.gradients.mapping import join_batches
 
 
 @tf.autograph.experimental.do_not_convert
@@ -33,7 +29,7 @@ def clipped_loss_sum(engine, lot, trainable, seed, bound, *, on_batch=None):
     the losses: every loss is that of the example alone (see the engines), and padding contributes
     exactly 0.
     """
-    work = _mapped(engine) if isinstance(engine, VectorizedEngine) else _batched(engine)
+    work = engine.batch_losses()
     chunk, num_chunks = _chunks(engine, lot)
 
     def body(c, total, raw):
@@ -62,53 +58,18 @@ def _chunks(engine, lot):
     batch_size = mask.shape[1] or tf.shape(mask)[1]
     num_batches = tf.shape(mask)[0]
     if not engine.joins_batches:  # one static shape
-        return lambda c: _map(lambda t: t[c], parts), num_batches
-    joined = tf.maximum((engine._max_rows or 1) // batch_size, 1)
-    rows = joined * batch_size
-    flat = _map(_flat, parts)
-    return lambda c: _map(lambda t: t[c * rows : (c + 1) * rows], flat), -(-num_batches // joined)
 
+        def batch(c):
+            return tf.nest.map_structure(lambda t: None if t is None else t[c], parts)
 
-def _mapped(engine):
-    """Losses and predictions of a batch, each example by itself."""
-    example_loss = engine.example_loss
+        return batch, num_batches
+    joined = tf.maximum((engine.max_rows or 1) // batch_size, 1)
+    size = joined * batch_size
+    rows = tf.nest.map_structure(join_batches, parts)
 
-    def losses(trainable, x, y, sample_weight, seeds):
-        one_example = functools.partial(example_loss, trainable)
-        return map_examples(one_example, (x, y, sample_weight), seeds, engine._sequential)
+    def chunk(c):
+        return tf.nest.map_structure(
+            lambda t: None if t is None else t[c * size : (c + 1) * size], rows
+        )
 
-    compiled = losses
-    if engine._jit_compile:
-        compiled = tf.function(losses, jit_compile=True, autograph=False)
-
-    def work(trainable, x, y, sample_weight, seed, number):
-        rows = tf.nest.flatten(x)[0].shape[0] or tf.shape(tf.nest.flatten(x)[0])[0]
-        seeds = example_loss.draw_seeds(seed, number, rows)
-        return compiled(trainable, x, y, sample_weight, seeds)
-
-    return work
-
-
-def _batched(engine):
-    """Losses and predictions of a batch in one pass, by the ghost engine's rules for layers."""
-
-    def losses(trainable, x, y, sample_weight, seeds):
-        # `cut` leaves no gradient to work out but that of weights used past the rules, and a graph
-        # drops that. The pass, not the model alone: it keeps layers that it does not know, and
-        # activity regularisers, to single examples.
-        found, y_pred, _, _ = engine._ghost_pass(trainable, x, y, sample_weight, seeds, cut=True)
-        return found, y_pred
-
-    compiled = losses
-    if engine._jit_compile:
-        compiled = tf.function(losses, jit_compile=True, autograph=False)
-
-    def work(trainable, x, y, sample_weight, seed, number):
-        seeds = engine.example_loss.draw_seeds(seed, number)
-        return compiled(trainable, x, y, sample_weight, seeds)
-
-    return work
-
-
-def _map(function, structure):
-    return tf.nest.map_structure(lambda t: None if t is None else function(t), structure)
+    return chunk, -(-num_batches // joined)

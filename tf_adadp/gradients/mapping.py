@@ -1,4 +1,4 @@
-"""Maps over examples, one after the other, and the specs of what functions return."""
+"""Maps over examples, the rows of lots, and the specs of what functions return."""
 
 import tensorflow as tf
 
@@ -39,3 +39,11 @@ def map_examples(function, structure, seeds, sequential):
 
     mapped = sequential_map if sequential else tf.vectorized_map
     return mapped(one_example, ([leaves[i] for i in present], seeds))
+
+
+def join_batches(tensor):
+    """[P, B, ...] as [P·B, ...]; None stays None."""
+    if tensor is None:
+        return None
+    shape = tf.concat([[-1], tf.shape(tensor)[2:]], 0)
+    return tf.ensure_shape(tf.reshape(tensor, shape), [None, *tensor.shape[2:]])

@@ -5,6 +5,7 @@ the physical batch and time by the lot. Only the body of the loop is ever compil
 number of physical batches differs from lot to lot, and XLA compiles anew for every shape.
 """
 
+import functools
 import math
 
 import tensorflow as tf
@@ -30,6 +31,7 @@ class VectorizedEngine:
     """
 
     joins_batches = False  # each physical batch is worked on by itself
+    max_rows = None
 
     def __init__(self, example_loss, *, jit_compile=False, sequential=False, loss_scale=1.0):
         self.example_loss = example_loss
@@ -155,6 +157,29 @@ class VectorizedEngine:
             return loss, y_pred, grads
 
         return map_examples(one_example, (x, y, sample_weight), seeds, self._sequential)
+
+    def batch_losses(self):
+        """A function for the losses of a batch at weights of choice, each example by itself.
+
+        Returns:
+            `(trainable, x, y, sample_weight, seed, number) ↦ (losses [B], predictions [B, ...])`
+            for the batch of that number in a lot; seed as in `clipped_sum`.
+        """
+
+        def losses(trainable, x, y, sample_weight, seeds):
+            one_example = functools.partial(self.example_loss, trainable)
+            return map_examples(one_example, (x, y, sample_weight), seeds, self._sequential)
+
+        run = (
+            tf.function(losses, jit_compile=True, autograph=False) if self._jit_compile else losses
+        )
+
+        def draw_and_run(trainable, x, y, sample_weight, seed, number):
+            leaf = tf.nest.flatten(x)[0]
+            seeds = self.example_loss.draw_seeds(seed, number, leaf.shape[0] or tf.shape(leaf)[0])
+            return run(trainable, x, y, sample_weight, seeds)
+
+        return draw_and_run
 
 
 class _RowSums:

@@ -7,6 +7,7 @@ clipped sum (see `factors`). Work and memory are near those of an ordinary step.
 
 import tensorflow as tf
 
+from tf_adadp.gradients.mapping import join_batches
 from tf_adadp.row_gradients import grouped
 
 
@@ -24,7 +25,7 @@ class GhostEngine:
         self.example_loss = ghost_pass.example_loss
         self._ghost_pass = ghost_pass
         self._jit_compile = jit_compile
-        self._max_rows = max_rows
+        self.max_rows = max_rows
 
     @property
     def joins_batches(self):
@@ -58,14 +59,12 @@ class GhostEngine:
         del num_slots
         copies = augmentation_multiplicity
         (x, y, sample_weight), mask = lot
-        rows = tf.nest.map_structure(
-            lambda t: None if t is None else _flat(t), (x, y, sample_weight, mask)
-        )
+        rows = tf.nest.map_structure(join_batches, (x, y, sample_weight, mask))
         batch_size = mask.shape[1] or tf.shape(mask)[1]
         num_batches = tf.shape(mask)[0]
         batches_at_once = 1
-        if self._max_rows is not None and not self._jit_compile:
-            batches_at_once = tf.maximum(self._max_rows // (copies * batch_size), 1)
+        if self.max_rows is not None and not self._jit_compile:
+            batches_at_once = tf.maximum(self.max_rows // (copies * batch_size), 1)
         # Chunks of equal size, up to one physical batch: a last chunk of few rows costs a whole
         # pass over the weights.
         num_chunks = -(-num_batches // batches_at_once)
@@ -126,9 +125,25 @@ class GhostEngine:
         )
         return sums, total_loss
 
+    def batch_losses(self):
+        """A function for the losses of a batch at weights of choice, in one forward pass.
 
-def _flat(t):
-    """[P, B, ...] as [P·B, ...]."""
-    return tf.ensure_shape(
-        tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)), [None, *t.shape[2:]]
-    )
+        As `VectorizedEngine.batch_losses`; the pass keeps layers that it does not know, and
+        activity regularisers, to single examples.
+        """
+
+        def losses(trainable, x, y, sample_weight, seeds):
+            # `cut` leaves no gradient to work out but that of weights used past the rules, and a
+            # graph drops that.
+            found, y_pred, _, _ = self._ghost_pass(trainable, x, y, sample_weight, seeds, cut=True)
+            return found, y_pred
+
+        run = (
+            tf.function(losses, jit_compile=True, autograph=False) if self._jit_compile else losses
+        )
+
+        def draw_and_run(trainable, x, y, sample_weight, seed, number):
+            seeds = self.example_loss.draw_seeds(seed, number)
+            return run(trainable, x, y, sample_weight, seeds)
+
+        return draw_and_run
