@@ -71,12 +71,14 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._seen_steps = ledger.steps
         if self.max_epsilon is None:
             return
-        self._remaining = ledger.remaining(
-            self.model.step_event,
-            self.max_epsilon,
-            self.target_delta,
-            self.accountant,
-            law=self.model.step_law,
+        self._remaining = self.model.affordable_steps(
+            ledger.remaining(
+                self.model.step_event,
+                self.max_epsilon,
+                self.target_delta,
+                self.accountant,
+                law=self.model.step_law,
+            )
         )
         if self._remaining < self.model.steps_per_execution:
             raise ValueError(
@@ -95,7 +97,8 @@ class PrivacyCallback(keras.callbacks.Callback):
             ahead = PrivacyLedger.from_json(self.model.ledger.to_json())
             # Under the optimizer's name: after a crash its own budget counts these steps, too.
             origin = f"{self.model.optimizer.ledger_origin}, write-ahead"
-            ahead.add(self.model.step_event, steps, law=self.model.step_law, origin=origin)
+            for event, count in self.model.step_charges(steps):
+                ahead.add(event, count, law=self.model.step_law, origin=origin)
             ahead.save(self.ledger_path)
 
     def on_train_batch_begin(self, batch, logs=None):

@@ -14,9 +14,24 @@ from tf_adadp import gradients, validation
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
-from tf_adadp.sampling import DeclaredLots, FixedSizeLots, PoissonLots, make_lot
+from tf_adadp.sampling import (
+    DeclaredLots,
+    FixedSizeLots,
+    PoissonLots,
+    ShuffledLots,
+    TruncatedPoissonLots,
+    UserLots,
+    make_lot,
+)
 
-_LOTS = (PoissonLots, FixedSizeLots, DeclaredLots)
+_LOTS = (
+    PoissonLots,
+    TruncatedPoissonLots,
+    FixedSizeLots,
+    ShuffledLots,
+    UserLots,
+    DeclaredLots,
+)
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
@@ -40,9 +55,10 @@ class DPModel(keras.Model):
     clipped example by example and summed, noised once, and charged to `ledger` before it runs.
 
     Guarantee: the weights, the optimizer's state and everything computed from them satisfy the
-    (ε, δ) that `epsilon(delta)` reports, for the unit of one record under the neighbouring relation
-    of the lots (add or remove one record for Poisson lots). Not covered: training loss and metrics,
-    validation data, the choice of hyper-parameters, the number and timing of lots.
+    (ε, δ) that `epsilon(delta)` reports, for the unit and the neighbouring relation of the lots
+    (add or remove one record for Poisson lots, one user for `UserLots`). Not covered: training
+    loss and metrics, validation data, the choice of hyper-parameters, the number and timing of
+    lots.
 
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
@@ -191,7 +207,7 @@ class DPModel(keras.Model):
 
         Args:
             x: arrays (or a dict or list of them) with `y` and `batch_size`; or lots that carry
-                their sampling law: `PoissonLots`, `FixedSizeLots`, `DeclaredLots`.
+                their sampling law, any of `tf_adadp.sampling`: `PoissonLots`, `ShuffledLots`, …
             batch_size: L, the expected lot size; required with arrays, 1 ≤ L ≤ N. Every step draws
                 each record with probability L/N.
             shuffle: must stay True, lots are drawn at random.
@@ -295,7 +311,7 @@ class DPModel(keras.Model):
             )
         else:
             law = validation.declared_law(law, size)
-        expected_size = getattr(law, "expected_size", None) or getattr(law, "size", None) or size
+        expected_size = law.expected_lot_size or size
         spec = tf.nest.map_structure(
             lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), batch
         )
@@ -320,8 +336,11 @@ class DPModel(keras.Model):
             steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
             self._check_unchanged()
             law, sampling = self._run.law, self._run.reproducible_sampling
+            position = self._run.advance(iterator, steps)
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
-            with self.optimizer.charged(self._ledger, law, steps, reproducible_sampling=sampling):
+            with self.optimizer.charged(
+                self._ledger, law, steps, position=position, reproducible_sampling=sampling
+            ):
                 logs = run(iterator)
             self._run.warn_if_unmoved(self, before)
             if not self.optimizer.can_continue(law):
@@ -411,8 +430,16 @@ class DPModel(keras.Model):
 
     @property
     def step_event(self):
-        """The privacy event of one of its steps."""
+        """The privacy event of one of its steps, or passes; see `SamplingLaw.event`."""
         return self.optimizer.event(self._run.law)
+
+    def step_charges(self, steps):
+        """What its next `steps` steps will be charged: pairs (event, how often)."""
+        return self._run.law.charges(self.step_event, steps, self._run.position)
+
+    def affordable_steps(self, events):
+        """For how many further steps of it `events` times `step_event` are enough."""
+        return self._run.law.affordable_steps(events, self._run.position)
 
     def epsilon(self, delta, accountant="rdp"):
         """ε of everything released so far at this δ; see `accounting.PrivacyLedger.epsilon`.
@@ -642,6 +669,8 @@ class _Run:
         self.trainable_state = {}
         self.expected_size = None
         self.law = None
+        self.iterator = None
+        self.position = 0  # how many lots of the iterator were charged
         self.reproducible_sampling = False
         self.active = False
         self.ledger_loaded = False
@@ -656,11 +685,22 @@ class _Run:
 
     def start(self, law, expected_size, reproducible_sampling):
         self.law = law
+        self.iterator, self.position = None, 0
         self.reproducible_sampling = reproducible_sampling
         if self.expected_size is None:
             self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
         self.expected_size.assign(expected_size)
         self._warned = False
+
+    def advance(self, iterator, steps):
+        """How many lots of this iterator were charged before; `steps` more are now.
+
+        Every iterator over lots begins a new pass, so a new one is charged from its start.
+        """
+        if iterator is not self.iterator:
+            self.iterator, self.position = iterator, 0
+        before, self.position = self.position, self.position + steps
+        return before
 
     @contextlib.contextmanager
     def fitting(self):
@@ -669,6 +709,7 @@ class _Run:
             yield
         finally:
             self.active = False
+            self.iterator = None  # holds data
 
     def snapshot(self, model):
         """A few entries of every trainable weight, at the first execution of a run."""

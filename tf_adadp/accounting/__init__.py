@@ -4,8 +4,9 @@ Needs NumPy, SciPy and dp_accounting, never TensorFlow: budgets can be planned a
 on any machine.
 
   * `epsilon`, `delta`, `calibrate_noise_multiplier`, `max_steps`: plan training by Poisson lots.
-  * `PoissonSampling`, `FixedSizeSampling`, `UnknownSampling`: how lots were sampled, and the
-    `dp_accounting` event of one step on such a lot.
+  * `PoissonSampling`, `TruncatedPoissonSampling`, `FixedSizeSampling`, `ShuffledSampling`,
+    `UserSampling`, `UnknownSampling`: how lots were sampled, and the `dp_accounting` event of one
+    step on such a lot.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
   * `rdp_theorem1`, `Theorem1Accountant`: the bound of the ADADP paper.
@@ -24,7 +25,10 @@ from tf_adadp.accounting.laws import (
     FixedSizeSampling,
     PoissonSampling,
     SamplingLaw,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
     UnknownSampling,
+    UserSampling,
 )
 from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
 from tf_adadp.accounting.selection import selection_event
@@ -38,8 +42,11 @@ __all__ = [
     "PrivacyWarning",
     "RenyiFilter",
     "SamplingLaw",
+    "ShuffledSampling",
     "Theorem1Accountant",
+    "TruncatedPoissonSampling",
     "UnknownSampling",
+    "UserSampling",
     "calibrate_noise_multiplier",
     "decode_event",
     "delta",

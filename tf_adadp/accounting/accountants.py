@@ -185,7 +185,8 @@ def _require_unsampled_gaussian(event: dp_accounting.DpEvent) -> None:
         for part in event.events:
             _require_unsampled_gaussian(part)
     elif not isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.NoOpDpEvent):
-        raise _cannot_analyse("pld", event, "under REPLACE_ONE only plain Gaussians are known.")
+        why = "under REPLACE_ONE only plain Gaussians are known."
+        raise _cannot_analyse("pld", event, _Relation.REPLACE_ONE, why)
 
 
 def _refuse_huge_grid(composition: Composition) -> None:
@@ -204,11 +205,15 @@ def _compose(accountant, event: dp_accounting.DpEvent, count: int, name: str):
     try:
         return accountant.compose(event, count)
     except dp_accounting.UnsupportedEventError as error:
-        raise _cannot_analyse(name, event, str(error)) from error
+        raise _cannot_analyse(name, event, accountant.neighboring_relation, str(error)) from error
 
 
-def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, why: str) -> ValueError:
-    others = " or ".join(f'"{name}"' for name in ACCOUNTANTS if name != accountant)
-    return ValueError(
-        f'accountant="{accountant}" cannot analyse {event}. Try accountant={others}. ({why})'
-    )
+def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, relation, why: str):
+    """The error, which names the accountants that can."""
+    able = [
+        f'"{name}"'
+        for name, (kind, _) in {**_RENYI, "pld": (pld.PLDAccountant, None)}.items()
+        if name != accountant and kind(neighboring_relation=relation).supports(event)
+    ]
+    advice = f"Use accountant={' or '.join(able)}" if able else "No accountant here can"
+    return ValueError(f'accountant="{accountant}" cannot analyse {event}. {advice}. ({why})')

@@ -77,6 +77,11 @@ class LedgerEntry:
                     "Build the event with law.event(noise_multiplier)."
                 )
 
+    @property
+    def unit(self) -> str:
+        """What neighbours differ by one of, "record" or "user"."""
+        return self.law.unit if self.law else "record"
+
     def repeats(self, other: "LedgerEntry") -> bool:
         """Whether both entries record the same kind of release."""
         return self._release() == other._release()

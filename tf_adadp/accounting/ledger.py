@@ -29,9 +29,9 @@ class PrivacyLedger:
     """An append-only record of releases on one data set, and the ε they add up to.
 
     Guarantee: with every release recorded BEFORE it is made, `epsilon(delta)` is an upper bound on
-    the privacy loss of all of them together, for one record under the neighbouring relation of
-    their sampling laws. Entries are never removed or lowered: not by saving and loading, not by
-    merging. What cannot be analysed is refused, never left out.
+    the privacy loss of all of them together, for one unit (a record; a user under `UserSampling`)
+    under the neighbouring relation of their sampling laws. Entries are never removed or lowered:
+    not by saving and loading, not by merging. What cannot be analysed is refused, never left out.
 
     Equal consecutive releases share one entry. Each entry has a random id, and a ledger that was
     loaded, merged or copied starts new entries: so two continuations of one checkpoint stay
@@ -152,11 +152,12 @@ class PrivacyLedger:
 
         Raises:
           ValueError: δ out of range; history was lost (`mark_unknown`); the sampling of an entry
-            is unknown; entries use different neighbouring relations; the accountant is unknown or
-            cannot analyse an event.
+            is unknown; entries use different units or neighbouring relations; the accountant is
+            unknown or cannot analyse an event.
 
         Warns:
-          PrivacyWarning: δ ≥ 1/N for a law's number of records N; a law was declared by the user.
+          PrivacyWarning: δ ≥ 1/N for a law's number N of records or users; a law was declared by
+            the user.
         """
         delta = _checks.delta(delta)
         check_accountant(accountant)
@@ -257,6 +258,14 @@ class PrivacyLedger:
                     "training, with PoissonSampling(num_examples, expected_size, declared=True) or "
                     "FixedSizeSampling(num_examples, size, declared=True), if one of them is true."
                 )
+        units = {entry.unit for entry in entries}
+        if len(units) > 1:
+            raise ValueError(
+                "no privacy guarantee can be reported: some releases protect one "
+                f"{' and others one '.join(sorted(units))}, and those do not add up. A release "
+                "that protects single records promises less for all records of a user: sample "
+                "users in every release (UserLots), or keep one ledger, and one model, for each."
+            )
         relations = {entry.neighboring_relation for entry in entries}
         if len(relations) > 1:
             names = " and ".join(sorted(r.name for r in relations))
@@ -277,11 +286,11 @@ class PrivacyLedger:
                     "epsilon relies on a sampling law declared by the user, which nothing "
                     f"enforced: {law.describe()}."
                 )
-            size = law.num_examples
+            size = law.num_units
             if delta is not None and size is not None and delta >= 1 / size:
                 cautions[delta] = (
-                    f"delta={delta:g} is not below 1/{size}, one over the number of records: "
-                    "publishing a random record whole would meet it. Choose a smaller delta."
+                    f"delta={delta:g} is not below 1/{size}, one over the number of {law.unit}s: "
+                    f"publishing a random {law.unit} whole would meet it. Choose a smaller delta."
                 )
         for key, message in cautions.items():
             if key not in self._warned:

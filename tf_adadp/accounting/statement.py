@@ -9,9 +9,13 @@ import dp_accounting
 
 _Relation = dp_accounting.NeighboringRelation
 _RELATIONS = {
-    _Relation.ADD_OR_REMOVE_ONE: "data sets that differ by adding or removing one record",
-    _Relation.REPLACE_ONE: "data sets that differ by replacing one record",
-    _Relation.REPLACE_SPECIAL: "data sets that differ by replacing one record by a null record",
+    _Relation.ADD_OR_REMOVE_ONE: "data sets that differ by adding or removing one {unit}",
+    _Relation.REPLACE_ONE: "data sets that differ by replacing one {unit}",
+    _Relation.REPLACE_SPECIAL: "data sets that differ by replacing one {unit} by a null {unit}",
+}
+_UNITS = {
+    "record": "one record of the training data",
+    "user": "one user: all records of the training data with that user's id, however many",
 }
 _ACCOUNTANTS = {
     "rdp": "Rényi differential privacy (dp_accounting RdpAccountant)",
@@ -45,15 +49,17 @@ def privacy_statement(
     else:
         guarantee = f"epsilon = {epsilon:.6g} at delta = {delta:g}"
     relations = dict.fromkeys(
-        _RELATIONS.get(entry.neighboring_relation, "unknown") for entry in entries
+        _RELATIONS.get(entry.neighboring_relation, "unknown").format(unit=entry.unit)
+        for entry in entries
     )
+    units = dict.fromkeys(_UNITS[entry.unit] for entry in entries)
     laws = dict.fromkeys(
         entry.law.describe() if entry.law else "no sampling (or as the event states)"
         for entry in entries
     )
     lines = [
         ("Guarantee", guarantee),
-        ("Unit of privacy", "one record of the training data"),
+        ("Unit of privacy", "; ".join(units) or _UNITS["record"]),
         ("Neighbouring relation", "; ".join(relations) or "none, nothing was released"),
         ("Sampling", "; ".join(laws) or "none, nothing was released"),
         ("Accountant", _ACCOUNTANTS[accountant]),

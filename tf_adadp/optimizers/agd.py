@@ -227,7 +227,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._start(law)
         return self._claimed_event(law)
 
-    def charge(self, ledger, law, steps=1, *, reproducible_sampling=False):
+    def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
         """Counts one release against the budget, and writes it into a ledger, before it is made.
 
         What AGD released about these weights earlier, and the ledger knows of, counts as well.
@@ -258,7 +258,9 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
                     f"the next release costs {budget.cost(event):.4g}."
                 )
             self._spent.assign(spent + budget.cost(event))
-        super().charge(ledger, law, steps, reproducible_sampling=reproducible_sampling)
+        super().charge(
+            ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
+        )
 
     def _recorded(self, ledger, budget):
         """The Rényi cost of what the ledger has from AGD."""

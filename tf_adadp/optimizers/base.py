@@ -65,7 +65,8 @@ class DPOptimizer:
     at most one Poisson-sampled Gaussian mechanism of multiplier σ* (generalised Lemma 1 of Xu et
     al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep Learning").
     `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
-    neighbours, the multiplier is σ*/2.
+    neighbours, the multiplier is σ*/2; for users with up to k records in a lot it is σ*/k. Each
+    law's class states its own.
 
     A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
     outside `apply_private`, before any weight changes. What sets the privacy is read-only: for
@@ -257,32 +258,42 @@ class DPOptimizer:
         return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
 
     def event(self, law):
-        """The privacy event of one step on a lot drawn by `law` (see `tf_adadp.accounting`)."""
+        """The privacy event of one step on a lot drawn by `law` (see `tf_adadp.accounting`).
+
+        Of a whole pass, where the law pays by the pass; `law.charges` spreads it over steps.
+        """
         return law.event(self.noise_multiplier, microbatched=self.microbatch_size > 1)
 
-    def charge(self, ledger, law, steps=1, *, reproducible_sampling=False):
+    def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
         """Writes `steps` releases on lots drawn by `law` into a ledger, before they are made.
 
         `DPModel.fit` does this by itself; custom loops call it ahead of `apply_private`.
+
+        Args:
+            position: where lots are paid for by the pass (`ShuffledLots`), how many of one
+                iteration over them were charged before; 0 charges a new pass.
         """
-        ledger.add(
-            self.event(law),
-            steps,
-            law=law,
-            origin=self.ledger_origin,
-            reproducible_noise=self.seed is not None or reproducible_sampling,
-        )
+        for event, count in law.charges(self.event(law), steps, position):
+            ledger.add(
+                event,
+                count,
+                law=law,
+                origin=self.ledger_origin,
+                reproducible_noise=self.seed is not None or reproducible_sampling,
+            )
         self._charged_releases += steps
 
     @contextlib.contextmanager
-    def charged(self, ledger, law, steps, *, reproducible_sampling=False):
+    def charged(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
         """Charges `steps` releases, to be made inside the `with` block.
 
         A charge whose release was not made, after an error, stays in the ledger and expires here:
         it does not pay for a later release.
         """
         owed = self.uncharged_releases
-        self.charge(ledger, law, steps, reproducible_sampling=reproducible_sampling)
+        self.charge(
+            ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
+        )
         try:
             yield
         finally:

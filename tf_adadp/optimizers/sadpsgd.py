@@ -351,6 +351,12 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         step = super().event(law)
         if self.energy_noise_multiplier is None:
             return step
+        if law.unit != "record":
+            raise ValueError(
+                f"energy_noise_multiplier={self.energy_noise_multiplier} protects one record of "
+                f"energy_data, and these lots protect one {law.unit}: how many of the records are "
+                "of one is not bounded. Give energy_data that need no protection."
+            )
         halved = law.neighboring_relation is _Relation.REPLACE_ONE
         of_energy = dp_accounting.GaussianDpEvent(self.energy_noise_multiplier / (1 + halved))
         return dp_accounting.ComposedDpEvent([step, of_energy])

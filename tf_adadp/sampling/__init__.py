@@ -5,10 +5,13 @@ the lot was drawn, so the object that draws also states the law (`lots.law`) and
 step reads it there.
 
 - `PoissonLots`: every example enters every lot independently with probability L/N. The default.
+- `TruncatedPoissonLots`: the same, cut to a maximum size.
 - `FixedSizeLots`: every lot is a uniformly random subset of fixed size.
+- `ShuffledLots`: passes over random permutations, without amplification.
+- `UserLots`: every USER enters every lot independently, with a bounded number of records.
 - `DeclaredLots`: the batches of a `tf.data.Dataset`, whose law the user states.
 
-All three are `Lots`: `as_dataset(physical_batch_size)` and `take(num_lots, physical_batch_size)`
+All are `Lots`: `as_dataset(physical_batch_size)` and `take(num_lots, physical_batch_size)`
 give elements `((x, y, sample_weight), mask)`, each lot cut into whole physical batches.
 
 `make_lot` packs examples that somebody else drew into the same form.
@@ -18,5 +21,17 @@ from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.declared import DeclaredLots
 from tf_adadp.sampling.packing import make_lot
 from tf_adadp.sampling.sampled import FixedSizeLots, PoissonLots
+from tf_adadp.sampling.shuffled import ShuffledLots
+from tf_adadp.sampling.truncated import TruncatedPoissonLots
+from tf_adadp.sampling.users import UserLots
 
-__all__ = ["DeclaredLots", "FixedSizeLots", "Lots", "PoissonLots", "make_lot"]
+__all__ = [
+    "DeclaredLots",
+    "FixedSizeLots",
+    "Lots",
+    "PoissonLots",
+    "ShuffledLots",
+    "TruncatedPoissonLots",
+    "UserLots",
+    "make_lot",
+]

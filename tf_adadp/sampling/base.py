@@ -7,9 +7,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_adadp.accounting import FixedSizeSampling
 from tf_adadp.sampling.keys import StepCounter
 from tf_adadp.sampling.packing import checked_integer, pack, physical_batches
+from tf_adadp.sampling.sources import padding
 
 
 class Lots(abc.ABC):
@@ -22,8 +22,10 @@ class Lots(abc.ABC):
     is ever left out. `y` and `sample_weight` are None where absent.
 
     Every lot has a step index and every index is handed out once, so that no lot is used for two
-    releases. The number of rows of a lot is private like the rows; N and the expected size are
-    public.
+    releases. Where the law draws passes of several lots (`law.lots_per_pass`), indices are handed
+    out by whole passes: every iteration begins a new one, and what it leaves of its last one is
+    skipped. The number of rows of a lot is private like the rows; N and the expected size are
+    public. P is static where the law bounds the size of a lot.
 
     Attributes:
         element_spec: `(x, y, sample_weight)` of `tf.TensorSpec`s of one batch, shape [None, ...].
@@ -41,14 +43,13 @@ class Lots(abc.ABC):
 
     @property
     def num_examples(self):
-        """N, the number of examples lots are drawn from."""
+        """N, the number of examples lots are drawn from; None where that is private."""
         return self.law.num_examples
 
     @property
     def expected_size(self):
         """L, the expected number of examples in a lot, a float. Sums are divided by it."""
-        law = self.law
-        return float(law.size if isinstance(law, FixedSizeSampling) else law.expected_size)
+        return float(self.law.expected_lot_size)
 
     @property
     def steps_per_epoch(self):
@@ -72,6 +73,11 @@ class Lots(abc.ABC):
     @step.setter
     def step(self, step):
         step = checked_integer("step", step, least=0)
+        if step % self.law.lots_per_pass:
+            raise ValueError(
+                f"step={step} is within a pass of {self.law.lots_per_pass} lots: give the first "
+                f"lot of a pass, {step - step % self.law.lots_per_pass} for this one."
+            )
         if self.seed is None:
             self._counter.advance_to(step)
         else:
@@ -110,20 +116,24 @@ class Lots(abc.ABC):
 
         def lots():
             counter = own_counter or self._counter
+            p = self.law.lots_per_pass
             if num_lots is None:
-                steps = (counter.claim() for _ in itertools.count())
+                passes = (counter.claim(p) for _ in itertools.count())
+                steps = itertools.chain.from_iterable(range(first, first + p) for first in passes)
             else:
-                first = counter.claim(num_lots)
+                first = counter.claim(-(-num_lots // p) * p)
                 steps = range(first, first + num_lots)
             for step in steps:
-                yield tuple(physical_batches(*self._rows(step, size), size))
+                yield tuple(physical_batches(*self._padded_rows(step, size), size))
 
+        largest = self.law.max_lot_size
+        batches = None if largest is None else -(-largest // size)
         signature = [
-            tf.TensorSpec((None, size, *spec.shape[1:]), spec.dtype)
+            tf.TensorSpec((batches, size, *spec.shape[1:]), spec.dtype)
             for spec in self._present_specs()
         ]
         dataset = tf.data.Dataset.from_generator(
-            lots, output_signature=(*signature, tf.TensorSpec((None, size), tf.float32))
+            lots, output_signature=(*signature, tf.TensorSpec((batches, size), tf.float32))
         )
         pack_tensors = tf.autograph.experimental.do_not_convert(
             lambda *tensors: pack(self.element_spec, tensors)
@@ -137,7 +147,7 @@ class Lots(abc.ABC):
         """Iterate over the next `num_lots` lots (None: without end), for custom training loops.
 
         Yields what `as_dataset` yields, as eager tensors. Each lot is drawn when it is asked for,
-        so `step` is exactly the number of lots handed out.
+        so `step` is exactly the number of lots handed out (those of the rest of a pass included).
 
         Raises:
             TypeError, ValueError: an argument is no integer or less than 1.
@@ -146,11 +156,32 @@ class Lots(abc.ABC):
         if num_lots is not None:
             num_lots = checked_integer("num_lots", num_lots, least=1)
 
-        def lot():
-            leaves = physical_batches(*self._rows(self._counter.claim(), size), size)
+        def lot(step):
+            leaves = physical_batches(*self._padded_rows(step, size), size)
             return pack(self.element_spec, map(tf.convert_to_tensor, leaves))
 
-        return (lot() for _ in (itertools.count() if num_lots is None else range(num_lots)))
+        def lots():
+            p, first = self.law.lots_per_pass, None
+            for taken in itertools.count() if num_lots is None else range(num_lots):
+                if taken % p == 0:
+                    first = self._counter.claim(p)
+                yield lot(first + taken % p)
+
+        return lots()
+
+    def _padded_rows(self, step, size):
+        """`_rows`, padded to the number of physical batches of the largest lot, where there is one.
+
+        So the shape of a lot, and the work on it, do not tell how many rows are real.
+        """
+        largest = self.law.max_lot_size
+        if largest is None:
+            return self._rows(step, size)
+        total = -(-largest // size) * size
+        count, leaves = self._rows(step, total)
+        if count == 0:
+            leaves = [padding(spec, total, total) for spec in self._present_specs()]
+        return count, leaves
 
     @abc.abstractmethod
     def _rows(self, step, multiple):

@@ -10,7 +10,7 @@ from tf_adadp.sampling.keys import LotKey
 from tf_adadp.sampling.sources import as_source
 
 
-class _SampledLots(Lots):
+class SampledLots(Lots):
     """Lots that are a pure function of (key, step) and of the data."""
 
     def __init__(self, source, law, seed):
@@ -24,19 +24,26 @@ class _SampledLots(Lots):
         return self._key.seed
 
     @abc.abstractmethod
-    def _size(self, generator):
-        """The number of examples of a lot."""
+    def _indices(self, step):
+        """The indices of the examples of lot `step`, in any order."""
 
     def _rows(self, step, multiple):
-        generator = self._key.generator(step)
-        indices = generator.choice(
-            self.num_examples, self._size(generator), replace=False, shuffle=False
-        )
+        indices = self._indices(step)
         # The order within a lot means nothing; sorted, a memory-mapped file is read front to back.
         return self._source.rows(np.sort(indices), multiple)
 
 
-class PoissonLots(_SampledLots):
+def subset(generator, number, size):
+    """A uniformly random set of `size` of the indices 0..number − 1, in O(size)."""
+    return generator.choice(number, size, replace=False, shuffle=False)
+
+
+def poisson_subset(generator, number, probability):
+    """A set with each of the indices 0..number − 1 by a coin of its own, in O(its size)."""
+    return subset(generator, number, generator.binomial(number, probability))
+
+
+class PoissonLots(SampledLots):
     """Every example enters every lot independently with probability q = L/N.
 
     The size n of a lot is drawn from Binomial(N, q), then n distinct examples uniformly. That IS
@@ -49,7 +56,8 @@ class PoissonLots(_SampledLots):
     arithmetic, as for every sampler that draws floats.
 
     Lots differ in size; they are never truncated, for truncation is a different law with another
-    cost. An empty lot is a lot. With q = 1 every lot holds all examples.
+    cost (`TruncatedPoissonLots`). An empty lot is a lot. With expected_size = N every lot holds all
+    examples: full batches, which cost Gaussian(σ*) a step.
 
     Guarantee: for neighbours that differ by one example more or less (N and q being public
     constants), a step that releases a sum over the lot is a Poisson-subsampled mechanism with
@@ -91,11 +99,11 @@ class PoissonLots(_SampledLots):
         law = PoissonSampling(num_examples=len(source), expected_size=expected_size)
         super().__init__(source, law, seed)
 
-    def _size(self, generator):
-        return generator.binomial(self.num_examples, self.law.probability)
+    def _indices(self, step):
+        return poisson_subset(self._key.generator(step), self.num_examples, self.law.probability)
 
 
-class FixedSizeLots(_SampledLots):
+class FixedSizeLots(SampledLots):
     """Every lot is a uniformly random subset of exactly `size` examples, without replacement.
 
     Lots of different steps are independent; an example may be in consecutive lots. Reading costs
@@ -120,5 +128,5 @@ class FixedSizeLots(_SampledLots):
         law = FixedSizeSampling(num_examples=len(source), size=size)
         super().__init__(source, law, seed)
 
-    def _size(self, generator):
-        return self.law.size
+    def _indices(self, step):
+        return subset(self._key.generator(step), self.num_examples, self.law.size)

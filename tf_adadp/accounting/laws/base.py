@@ -1,0 +1,160 @@
+"""What every sampling law can say."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+
+
+class SamplingLaw(abc.ABC):
+    """How the records of each lot are chosen from a data set of public size.
+
+    Attributes (of every subclass):
+      num_examples: N, the number of records; public. None where unknown or private.
+      declared: True where the user states the law and no sampler of this package enforces it.
+      unit: what neighbouring data sets differ by one of, "record" or "user".
+      lots_per_pass: how many consecutive lots are drawn, and paid for, together; 1 where the lots
+        of different steps are independent.
+    """
+
+    num_examples: int | None
+    declared: bool
+    unit: ClassVar[str] = "record"
+    lots_per_pass: int = 1
+    _known: ClassVar[dict[str, type["SamplingLaw"]]] = {}
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        SamplingLaw._known[cls.__name__] = cls
+
+    @property
+    @abc.abstractmethod
+    def neighboring_relation(self) -> dp_accounting.NeighboringRelation | None:
+        """The neighbouring relation the event is stated for; None where nothing is known."""
+
+    @property
+    def num_units(self) -> int | None:
+        """How many units of privacy there are; public. None where unknown."""
+        return self.num_examples
+
+    @property
+    def expected_lot_size(self) -> float | None:
+        """L, the public constant that sums over a lot are divided by; None where unknown."""
+        return None
+
+    @property
+    def max_lot_size(self) -> int | None:
+        """The most records that a lot can have; None where that is no public constant."""
+        return None
+
+    @abc.abstractmethod
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns the event of ONE step: a sum of clipped vectors released with noise.
+
+        Where `lots_per_pass` > 1, the event of one step on every lot of a whole pass.
+
+        Args:
+          noise_multiplier: σ*, noise standard deviation over the L2 bound of one clipped vector.
+            0 means no noise and gives a `NonPrivateDpEvent`.
+          microbatched: whether the clipped vectors are averages over independently drawn slots
+            of several examples. One record can then turn one clipped vector into any other,
+            which doubles the sensitivity.
+
+        Raises:
+          ValueError: noise_multiplier is negative or not finite.
+        """
+
+    def charges(
+        self, event: dp_accounting.DpEvent, steps: int, position: int = 0
+    ) -> list[tuple[dp_accounting.DpEvent, int]]:
+        """Returns what `steps` further steps cost, as pairs (event, how often ≥ 1).
+
+        A pass is paid for, whole, at its first lot; its other lots cost nothing more.
+
+        Args:
+          event: what `event` returned for these steps.
+          steps: how many, ≥ 1.
+          position: how many consecutive lots, from the first lot of a pass on, were charged
+            before. 0 is always sound: it charges a new pass.
+
+        Raises:
+          ValueError: an argument is out of range; the event cannot be charged once a pass.
+        """
+        steps, p = _checks.count(steps, "steps"), self.lots_per_pass
+        position = _checks.integer("position", position, "a whole number ≥ 0", lambda x: x >= 0)
+        if p > 1 and not isinstance(
+            event, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent
+        ):
+            raise ValueError(
+                f"event {event} is not one noisy sum over the lot, so it cannot be charged once "
+                f"for a pass ({self.describe()}). Use Poisson or fixed-size lots with this "
+                "optimizer."
+            )
+        passes = -(-(position + steps) // p) - -(-position // p)
+        counted = [(event, passes), (dp_accounting.NoOpDpEvent(), steps - passes)]
+        return [(kind, count) for kind, count in counted if count]
+
+    def affordable_steps(self, events: int, position: int = 0) -> int:
+        """Returns for how many further steps `events` events are enough; see `charges`."""
+        return events * self.lots_per_pass + -position % self.lots_per_pass
+
+    @abc.abstractmethod
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """Whether a sampling event (outermost class and its sizes) is one of this law."""
+
+    @abc.abstractmethod
+    def _summary(self) -> str:
+        """One sentence without the note on declared laws."""
+
+    def describe(self) -> str:
+        """Returns one sentence for people; says so where the law is declared by the user."""
+        note = " (declared by the user, not enforced by a sampler)" if self.declared else ""
+        return self._summary() + note
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns a JSON-able dict; `from_config` restores an equal law."""
+        return {"law": type(self).__name__, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "SamplingLaw":
+        """Builds the law described by `to_config`.
+
+        Raises:
+          ValueError: unknown law, wrong fields or values out of range.
+        """
+        if not isinstance(config, Mapping):
+            raise ValueError(f"the config of a sampling law must be a mapping, got {config!r}.")
+        fields = dict(config)
+        name = fields.pop("law", None)
+        law = SamplingLaw._known.get(name) if isinstance(name, str) else None
+        if law is None or not issubclass(law, cls):
+            raise ValueError(
+                f"unknown sampling law {name!r}; known are {', '.join(SamplingLaw._known)}."
+            )
+        try:
+            return law(**fields)
+        except TypeError as error:
+            raise ValueError(f"config of {name} has wrong fields: {error}.") from error
+
+    def _set_integer(self, name: str, requirement: str, holds) -> None:
+        """Checks an integer field and makes it a plain int."""
+        object.__setattr__(
+            self, name, _checks.integer(name, getattr(self, name), requirement, holds)
+        )
+
+    def _set_size(self, name: str, requirement: str, holds) -> None:
+        """Checks a real field and makes it a plain int where it is whole, else a float."""
+        size = _checks.real(name, getattr(self, name), requirement, holds)
+        object.__setattr__(self, name, int(size) if size.is_integer() else size)
+
+    def _check_num_examples_and_declared(self) -> None:
+        self._set_integer("num_examples", "an integer ≥ 1", lambda x: x >= 1)
+        self._check_declared()
+
+    def _check_declared(self) -> None:
+        if not isinstance(self.declared, bool):
+            raise ValueError(f"declared must be True or False, got {self.declared!r}.")

@@ -1,0 +1,81 @@
+"""Fixed-size sampling: a uniformly random subset of known size."""
+
+import dataclasses
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.laws.base import SamplingLaw
+
+_Relation = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeSampling(SamplingLaw):
+    """Each lot is a uniformly random set of exactly `size` of the `num_examples` records.
+
+    Guarantee: neighbouring data sets differ by replacing one record, which moves the sum by at
+    most 2C: SampledWithoutReplacement(N, n, Gaussian(σ*/2)) per step, Gaussian(σ*/2) at n = N. The
+    factor 2 covers microbatched sums as well, it is charged once.
+
+    Args:
+      num_examples: N ≥ 1.
+      size: n in 1..N, the number of records in every lot.
+      declared: True where the user states the law.
+
+    Raises:
+      ValueError: a size is not a positive integer, or size > num_examples.
+    """
+
+    num_examples: int
+    size: int
+    declared: bool = False
+
+    def __post_init__(self):
+        self._check_num_examples_and_declared()
+        self._set_integer(
+            "size",
+            f"an integer from 1 to num_examples = {self.num_examples}",
+            lambda x: 1 <= x <= self.num_examples,
+        )
+
+    @property
+    def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
+        """Replace one record."""
+        return _Relation.REPLACE_ONE
+
+    @property
+    def expected_lot_size(self) -> int:
+        """n."""
+        return self.size
+
+    @property
+    def max_lot_size(self) -> int:
+        """n."""
+        return self.size
+
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns SampledWithoutReplacement(N, n, Gaussian(σ*/2)), microbatched or not."""
+        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        if noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+        if self.size == self.num_examples:
+            return gaussian
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_examples, self.size, gaussian
+        )
+
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """Whether the event samples this many of this many records without replacement."""
+        return (
+            isinstance(sampling_event, dp_accounting.SampledWithoutReplacementDpEvent)
+            and sampling_event.source_dataset_size == self.num_examples
+            and sampling_event.sample_size == self.size
+        )
+
+    def _summary(self) -> str:
+        return (
+            f"sampling without replacement: each lot is a uniformly random set of exactly "
+            f"{self.size} of {self.num_examples} records"
+        )

@@ -1,0 +1,95 @@
+"""Poisson sampling: every record by a coin of its own."""
+
+import dataclasses
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.laws.base import SamplingLaw
+
+_Relation = dp_accounting.NeighboringRelation
+
+
+def poisson_event(sampling_probability: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    """Returns the event of one noisy sum over a Poisson lot, in its simplest form.
+
+    PoissonSampled(q, Gaussian(σ)) for 0 < q < 1; Gaussian(σ) for q = 1; NoOp for q = 0;
+    NonPrivate for σ = 0, which adds no noise.
+    """
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    if sampling_probability == 0:
+        return dp_accounting.NoOpDpEvent()
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_probability == 1:
+        return gaussian
+    return dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(SamplingLaw):
+    """Each record enters a lot independently with probability q = expected_size / num_examples.
+
+    Guarantee: neighbouring data sets differ by adding or removing one record, which moves the sum
+    by at most C: PoissonSampled(q, Gaussian(σ*)) per step, Gaussian(σ*) at q = 1. Microbatched
+    sums move by at most 2C: σ*/2 in place of σ*. Sums must be divided by the EXPECTED size, since
+    the realised one is private.
+
+    Full batches are this law with expected_size = num_examples: every lot holds every record, and
+    a step costs Gaussian(σ*) for records added or removed.
+
+    Args:
+      num_examples: N ≥ 1.
+      expected_size: L in (0, N], the expected number of records in a lot.
+      declared: True where the user states the law.
+
+    Raises:
+      ValueError: a size is not positive, or expected_size > num_examples.
+    """
+
+    num_examples: int
+    expected_size: float
+    declared: bool = False
+
+    def __post_init__(self):
+        self._check_num_examples_and_declared()
+        self._set_size(
+            "expected_size",
+            f"positive and at most num_examples = {self.num_examples}",
+            lambda x: 0 < x <= self.num_examples,
+        )
+
+    @property
+    def probability(self) -> float:
+        """q, the probability with which each record enters a lot."""
+        return self.expected_size / self.num_examples
+
+    @property
+    def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
+        """Add or remove one record."""
+        return _Relation.ADD_OR_REMOVE_ONE
+
+    @property
+    def expected_lot_size(self) -> float:
+        """L, the mean of a lot's size."""
+        return self.expected_size
+
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns PoissonSampled(q, Gaussian(σ*)), with σ*/2 if microbatched."""
+        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        return poisson_event(self.probability, noise_multiplier / (2 if microbatched else 1))
+
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """Whether the event samples by Poisson with this probability (and size, if it has one)."""
+        q = getattr(sampling_event, "sampling_probability", None)
+        return q == self.probability and (
+            getattr(sampling_event, "dataset_size", self.num_examples) == self.num_examples
+        )
+
+    def _summary(self) -> str:
+        if self.probability == 1:
+            return f"full batches: every lot holds all {self.num_examples} records"
+        return (
+            f"Poisson sampling: each of {self.num_examples} records enters a lot independently "
+            f"with probability {self.probability:.6g} (expected lot size {self.expected_size})"
+        )

@@ -1,0 +1,87 @@
+"""Shuffled epochs: passes over random permutations, without amplification."""
+
+import dataclasses
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.laws.base import SamplingLaw
+
+_Relation = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledSampling(SamplingLaw):
+    """Passes of ⌊N/n⌋ lots of exactly n records, no record twice in a pass.
+
+    Guarantee: neighbouring data sets differ by replacing one record. Given the permutation, the
+    record is in at most one lot of the pass, whose sum it moves by at most 2C, and nothing else of
+    the pass depends on it but through what was released: a WHOLE pass costs one Gaussian(σ*/2)
+    (adaptive steps included). Random permutations are mixtures of such pairs and cost no more.
+    They are not charged less either: no amplification by shuffling is claimed. The first lot of a
+    pass pays for all of it (`charges`); a pass that is broken off has cost the same. The factor 2
+    covers microbatched sums as well.
+
+    For records added or removed there is no such bound: one more record moves the borders of all
+    lots.
+
+    Args:
+      num_examples: N ≥ 1.
+      size: n in 1..N, the number of records in every lot. The N mod n records at the end of a
+        permutation are left out of that pass.
+      declared: True where the user states the law.
+
+    Raises:
+      ValueError: a size is not a positive integer, or size > num_examples.
+    """
+
+    num_examples: int
+    size: int
+    declared: bool = False
+
+    def __post_init__(self):
+        self._check_num_examples_and_declared()
+        self._set_integer(
+            "size",
+            f"an integer from 1 to num_examples = {self.num_examples}",
+            lambda x: 1 <= x <= self.num_examples,
+        )
+
+    @property
+    def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
+        """Replace one record."""
+        return _Relation.REPLACE_ONE
+
+    @property
+    def lots_per_pass(self) -> int:
+        """⌊N/n⌋."""
+        return self.num_examples // self.size
+
+    @property
+    def expected_lot_size(self) -> int:
+        """n."""
+        return self.size
+
+    @property
+    def max_lot_size(self) -> int:
+        """n."""
+        return self.size
+
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns Gaussian(σ*/2), microbatched or not: what a whole PASS costs."""
+        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        if noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """False: events of this law claim no sampling."""
+        del sampling_event
+        return False
+
+    def _summary(self) -> str:
+        return (
+            f"shuffled epochs: passes over random permutations of {self.num_examples} records, "
+            f"{self.lots_per_pass} lots of exactly {self.size} each; every pass is charged whole "
+            "at its first lot, without amplification"
+        )

@@ -1,0 +1,49 @@
+"""Unknown sampling: no figure can be given."""
+
+import dataclasses
+from typing import ClassVar
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.laws.base import SamplingLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownSampling(SamplingLaw):
+    """Nothing is known about how the records were chosen: no ε can be reported.
+
+    Args:
+      reason: why, in words for the error message and the privacy statement.
+
+    Raises:
+      ValueError: reason is not a non-empty string.
+    """
+
+    reason: str
+    num_examples: ClassVar[None] = None
+    declared: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise ValueError(f"reason must be a non-empty string, got {self.reason!r}.")
+
+    @property
+    def neighboring_relation(self) -> None:
+        """None: no relation can be named."""
+        return
+
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns an `UnsupportedDpEvent`, which every accountant refuses."""
+        del microbatched  # Changes nothing about what is unknown.
+        if _checks.noise_multiplier(noise_multiplier) == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.UnsupportedDpEvent()
+
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """False: nothing can be checked against an unknown law."""
+        del sampling_event
+        return False
+
+    def _summary(self) -> str:
+        return f"unknown sampling: {self.reason}"

@@ -1,0 +1,105 @@
+"""Sampling of users: privacy for all records of a person."""
+
+import dataclasses
+from typing import ClassVar
+
+import dp_accounting
+
+from tf_adadp.accounting import _checks
+from tf_adadp.accounting.laws.base import SamplingLaw
+from tf_adadp.accounting.laws.poisson import poisson_event
+
+_Relation = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class UserSampling(SamplingLaw):
+    """Each user enters a lot independently, with at most k of the user's records.
+
+    A user is drawn with probability q = expected_users / num_users; of a drawn user who has more
+    than k = max_records_per_user records, a fresh, uniformly random set of k enters the lot.
+
+    Guarantee: neighbouring data sets differ by adding or removing one USER with all records, of
+    whatever number. Given what the other users put in, that moves the sum by at most kC:
+    PoissonSampled(q, Gaussian(σ*/k)) per step. Microbatched, each of the k records can turn one
+    clipped vector into any other: σ*/(2k). Needs every record to belong to one user, and no
+    record's content or user to depend on other users.
+
+    The number of records, in the data and in a lot, is private, so sums are divided by a number
+    that the caller states.
+
+    Args:
+      num_users: U ≥ 1, public.
+      expected_users: expected number of users in a lot, in (0, U].
+      max_records_per_user: k ≥ 1.
+      expected_size: L in (0, k · expected_users], what sums are divided by: a PUBLIC guess of the
+        number of records in a lot, not one counted in the data.
+      declared: True where the user of this package states the law.
+
+    Raises:
+      ValueError: a number is out of range.
+    """
+
+    num_users: int
+    expected_users: float
+    max_records_per_user: int
+    expected_size: float
+    declared: bool = False
+    num_examples: ClassVar[None] = None
+    unit: ClassVar[str] = "user"
+
+    def __post_init__(self):
+        self._set_integer("num_users", "an integer ≥ 1", lambda x: x >= 1)
+        self._set_size(
+            "expected_users",
+            f"positive and at most num_users = {self.num_users}",
+            lambda x: 0 < x <= self.num_users,
+        )
+        self._set_integer("max_records_per_user", "an integer ≥ 1", lambda x: x >= 1)
+        most = self.max_records_per_user * self.expected_users
+        self._set_size(
+            "expected_size",
+            f"positive and at most max_records_per_user · expected_users = {most:g}",
+            lambda x: 0 < x <= most,
+        )
+        self._check_declared()
+
+    @property
+    def probability(self) -> float:
+        """q, the probability with which each user enters a lot."""
+        return self.expected_users / self.num_users
+
+    @property
+    def num_units(self) -> int:
+        """U, the number of users."""
+        return self.num_users
+
+    @property
+    def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
+        """Add or remove one user."""
+        return _Relation.ADD_OR_REMOVE_ONE
+
+    @property
+    def expected_lot_size(self) -> float:
+        """L, in records, as the caller stated it."""
+        return self.expected_size
+
+    def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
+        """Returns PoissonSampled(q, Gaussian(σ*/k)), with σ*/(2k) if microbatched."""
+        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        sensitivity = self.max_records_per_user * (2 if microbatched else 1)
+        return poisson_event(self.probability, noise_multiplier / sensitivity)
+
+    def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
+        """Whether the event samples by Poisson with this probability."""
+        return (
+            isinstance(sampling_event, dp_accounting.PoissonSampledDpEvent)
+            and sampling_event.sampling_probability == self.probability
+        )
+
+    def _summary(self) -> str:
+        return (
+            f"Poisson sampling of users: each of {self.num_users} users enters a lot independently "
+            f"with probability {self.probability:.6g} (expected number {self.expected_users}), "
+            f"with at most {self.max_records_per_user} of the user's records, drawn anew each time"
+        )

@@ -1,0 +1,55 @@
+"""Shuffled epochs."""
+
+from tf_adadp.accounting import ShuffledSampling
+from tf_adadp.sampling.sampled import SampledLots
+from tf_adadp.sampling.sources import as_source
+
+
+class ShuffledLots(SampledLots):
+    """Passes over random permutations of the examples, in lots of exactly `size`.
+
+    A pass has ⌊N/size⌋ lots and no example twice; the N mod size examples at the end of its
+    permutation are left out. Every pass has a permutation of its own, O(N) memory and time.
+
+    Guarantee: that of `tf_adadp.accounting.ShuffledSampling`: replacing one example costs one
+    Gaussian(σ*/2) a PASS, charged at its first lot, without amplification. Every iteration (of
+    `as_dataset`, of `take`, a `fit`, a resumed run) begins a new pass, which is charged anew,
+    whatever the last one left unused. `DPModel.fit` charges so by itself; a custom loop passes
+    `position` to `optimizer.charge`, the number of lots it took before.
+
+    Use it where every example must be seen equally often, or to compare with other software that
+    shuffles. At the same ε it needs more noise than `PoissonLots`, unless the passes are few and
+    the lots large.
+
+    Args:
+        x, y, sample_weight, seed, transform: as for `PoissonLots`.
+        size: the number of examples in a lot, an integer in 1..N.
+
+    Raises:
+        TypeError: as for `PoissonLots`.
+        ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
+    """
+
+    def __init__(self, x, y=None, size=None, sample_weight=None, seed=None, transform=None):
+        source = as_source(x, y, sample_weight, transform)
+        super().__init__(source, ShuffledSampling(len(source), size), seed)
+        self._permutation = None
+
+    @property
+    def steps_per_epoch(self):
+        """⌊N/size⌋: an epoch is a pass."""
+        return self.law.lots_per_pass
+
+    def _indices(self, step):
+        place = step % self.law.lots_per_pass
+        first = step - place
+        kept = self._permutation  # read once: several iterators may run
+        if kept is None or kept[0] != first:
+            kept = self._permutation = (
+                first,
+                self._key.generator(first).permutation(self.num_examples),
+            )
+        return kept[1][place * self.law.size :][: self.law.size]
+
+    def __getstate__(self):
+        return {**self.__dict__, "_permutation": None}  # a copy has a key of its own

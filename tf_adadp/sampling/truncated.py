@@ -1,0 +1,49 @@
+"""Poisson lots cut to a maximum size."""
+
+from tf_adadp.accounting import TruncatedPoissonSampling
+from tf_adadp.sampling.sampled import SampledLots, poisson_subset, subset
+from tf_adadp.sampling.sources import as_source
+
+
+class TruncatedPoissonLots(SampledLots):
+    """A Poisson lot; of more than `max_size` examples drawn, a uniformly random `max_size`.
+
+    Every lot is padded to ⌈max_size/B⌉ physical batches, so that shapes are static and tell nothing
+    about the lot. That is what the truncation buys; it costs privacy, and only the "pld" accountant
+    knows how much: give `PrivacyCallback(..., accountant="pld")`. A max_size a few times
+    √expected_size above expected_size is next to free.
+
+    Guarantee: that of `tf_adadp.accounting.TruncatedPoissonSampling`, for neighbours by adding or
+    removing one example; steps are independent.
+
+    Args:
+        x, y, sample_weight, seed, transform: as for `PoissonLots`.
+        expected_size: L in (0, N], the expected number of examples drawn, before the lot is cut.
+            Sums are divided by it.
+        max_size: an integer from expected_size to N.
+
+    Raises:
+        TypeError: as for `PoissonLots`.
+        ValueError: empty data, arrays of unequal length, a size missing or out of range.
+    """
+
+    def __init__(
+        self,
+        x,
+        y=None,
+        expected_size=None,
+        max_size=None,
+        sample_weight=None,
+        seed=None,
+        transform=None,
+    ):
+        source = as_source(x, y, sample_weight, transform)
+        law = TruncatedPoissonSampling(len(source), expected_size, max_size)
+        super().__init__(source, law, seed)
+
+    def _indices(self, step):
+        generator = self._key.generator(step)
+        drawn = poisson_subset(generator, self.num_examples, self.law.probability)
+        if len(drawn) <= self.law.max_size:
+            return drawn
+        return drawn[subset(generator, len(drawn), self.law.max_size)]

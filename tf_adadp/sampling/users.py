@@ -1,0 +1,92 @@
+"""Lots of users, for privacy of all records of a person."""
+
+import numpy as np
+
+from tf_adadp.accounting import UserSampling
+from tf_adadp.sampling.sampled import SampledLots, poisson_subset, subset
+from tf_adadp.sampling.sources import as_source
+
+
+class UserLots(SampledLots):
+    """Every USER enters every lot independently, with at most `max_records_per_user` records.
+
+    Of a user with more records than that, every lot takes a fresh, uniformly random subset.
+
+    Guarantee: that of `tf_adadp.accounting.UserSampling`: neighbours differ by one user with all
+    records, and a step costs PoissonSampled(expected_users/U, Gaussian(σ*/max_records_per_user)), U
+    the number of users. Releases that protect single records (other lots, `DPPCA`) do not add up
+    with it: a ledger that holds both refuses to report an ε.
+
+    Args:
+        x, y, sample_weight, seed, transform: as for `PoissonLots`.
+        user_ids: [N], integers or strings: whose record each example is. A record that concerns
+            several people protects the one named only.
+        expected_users: the expected number of users in a lot, in (0, U].
+        max_records_per_user: k ≥ 1. Noise relative to the sum grows with it.
+        expected_size: what sums are divided by, a PUBLIC guess of the number of examples in a lot,
+            in (0, k · expected_users]. How many there are on average is private: do not compute it
+            from user_ids.
+
+    Raises:
+        TypeError: as for `PoissonLots`; user_ids are neither integers nor strings.
+        ValueError: as for `PoissonLots`; user_ids are not [N], a number is missing or out of range.
+    """
+
+    def __init__(
+        self,
+        x,
+        y=None,
+        *,
+        user_ids,
+        expected_users,
+        max_records_per_user,
+        expected_size,
+        sample_weight=None,
+        seed=None,
+        transform=None,
+    ):
+        source = as_source(x, y, sample_weight, transform)
+        users = _user_numbers(user_ids, len(source))
+        # Records ordered by user: those of user u are _records[_starts[u] : _starts[u + 1]].
+        self._records = np.argsort(users, kind="stable")
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(users))])
+        law = UserSampling(
+            len(self._starts) - 1, expected_users, max_records_per_user, expected_size
+        )
+        super().__init__(source, law, seed)
+
+    @property
+    def steps_per_epoch(self):
+        """⌈U/expected_users⌉."""
+        return int(np.ceil(self.law.num_users / self.law.expected_users))
+
+    def _indices(self, step):
+        generator = self._key.generator(step)
+        drawn = poisson_subset(generator, self.law.num_users, self.law.probability)
+        return np.concatenate(
+            [np.empty(0, np.int64), *(self._records_of(user, generator) for user in drawn)]
+        )
+
+    def _records_of(self, user, generator):
+        records = self._records[self._starts[user] : self._starts[user + 1]]
+        if len(records) <= self.law.max_records_per_user:
+            return records
+        return records[subset(generator, len(records), self.law.max_records_per_user)]
+
+
+def _user_numbers(user_ids, num_examples):
+    """Users as numbers 0..U − 1, int64 [N]."""
+    ids = np.asarray(user_ids)
+    if ids.dtype == object and all(isinstance(i, (str, bytes)) for i in ids.flat):
+        ids = ids.astype(str)
+    if ids.dtype.kind not in "iuUS":
+        raise TypeError(
+            f"user_ids have dtype {ids.dtype}: give one integer or string per example, the id of "
+            "its user."
+        )
+    if ids.shape != (num_examples,):
+        raise ValueError(
+            f"user_ids have shape {ids.shape}, and there are {num_examples} examples: give one id "
+            "per example."
+        )
+    return np.unique(ids, return_inverse=True)[1]
