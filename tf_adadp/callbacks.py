@@ -63,6 +63,14 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.ledger_path is not None:
             self._merge_file()
         self._check_budget()
+        if self.max_epsilon is None:  # refuses, before it is trained, what could not be reported
+            self.model.ledger.preview(
+                self.model.step_event,
+                1,
+                self.target_delta,
+                self.accountant,
+                law=self.model.step_law,
+            )
 
     def _check_budget(self):
         """Counts how many steps still fit; raises where ε is refused or no execution fits."""

@@ -12,7 +12,10 @@ from tf_adadp.accounting import (
     FixedSizeSampling,
     PoissonSampling,
     SamplingLaw,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
     UnknownSampling,
+    UserSampling,
 )
 
 Gaussian = dp_accounting.GaussianDpEvent
@@ -22,8 +25,12 @@ LAWS = [
     PoissonSampling(60000, 600.5, declared=True),
     FixedSizeSampling(60000, 600),
     FixedSizeSampling(60000, 60000, declared=True),
+    TruncatedPoissonSampling(60000, 600.5, 700),
+    ShuffledSampling(60000, 600),
+    UserSampling(5000, 50, 4, 120.5, declared=True),
     UnknownSampling("a tf.data.Dataset was given"),
 ]
+NoOp = dp_accounting.NoOpDpEvent()
 
 
 def test_poisson_events():
@@ -38,6 +45,93 @@ def test_poisson_events():
     full = PoissonSampling(600, 600)
     assert full.event(4.0) == Gaussian(4.0)
     assert full.event(4.0, microbatched=True) == Gaussian(2.0)
+    assert full.describe() == "full batches: every lot holds all 600 records"
+
+
+def test_truncated_events():
+    law = TruncatedPoissonSampling(60000, 600, 700)
+    assert law.neighboring_relation is Relation.ADD_OR_REMOVE_ONE
+    assert (law.expected_lot_size, law.max_lot_size) == (600, 700)
+    truncated = dp_accounting.TruncatedSubsampledGaussianDpEvent
+    assert law.event(4.0) == truncated(60000, 0.01, 700, 4.0)
+    assert law.event(4.0, microbatched=True) == truncated(60000, 0.01, 700, 2.0)
+    assert law.matches(law.event(4.0))
+    for other in ((60001, 600, 700), (60000, 601, 700), (60000, 600, 701)):
+        assert not law.matches(TruncatedPoissonSampling(*other).event(4.0))
+    assert not law.matches(PoissonSampling(60000, 600).event(4.0))
+
+
+def test_an_old_dp_accounting_is_named(monkeypatch):
+    monkeypatch.delattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent")
+    with pytest.raises(ValueError, match=r"install 0\.6 or newer"):
+        TruncatedPoissonSampling(100, 10, 20).event(1.0)
+
+
+def test_user_events_count_all_records_of_a_user():
+    law = UserSampling(num_users=5000, expected_users=50, max_records_per_user=4, expected_size=120)
+    assert law.neighboring_relation is Relation.ADD_OR_REMOVE_ONE
+    assert (law.unit, law.num_units, law.num_examples) == ("user", 5000, None)
+    assert (law.expected_lot_size, law.max_lot_size) == (120, None)
+    assert law.event(4.0) == dp_accounting.PoissonSampledDpEvent(0.01, Gaussian(1.0))
+    assert law.event(4.0, microbatched=True) == dp_accounting.PoissonSampledDpEvent(
+        0.01, Gaussian(0.5)
+    )
+    assert law.matches(law.event(4.0))
+    assert not law.matches(dp_accounting.PoissonSampledDpEvent(0.02, Gaussian(1.0)))
+    everybody = UserSampling(50, 50, 4, 120)
+    assert everybody.event(4.0) == Gaussian(1.0)
+
+
+def test_a_pass_is_charged_whole_at_its_first_lot():
+    law = ShuffledSampling(num_examples=23, size=5)
+    step = law.event(4.0)
+    assert step == law.event(4.0, microbatched=True) == Gaussian(2.0)
+    assert (law.neighboring_relation, law.lots_per_pass) == (Relation.REPLACE_ONE, 4)
+    assert law.charges(step, 1) == [(step, 1)]
+    assert law.charges(step, 3, position=1) == [(NoOp, 3)]
+    assert law.charges(step, 4, position=1) == [(step, 1), (NoOp, 3)]
+    assert law.charges(step, 9, position=4) == [(step, 3), (NoOp, 6)]
+    assert law.charges(law.event(0), 4) == [(dp_accounting.NonPrivateDpEvent(), 1), (NoOp, 3)]
+
+
+@pytest.mark.parametrize("executions", [[1] * 23, [3] * 8, [7, 1, 5, 10], [23]])
+def test_charges_cover_every_pass_before_its_first_lot(executions):
+    law = ShuffledSampling(num_examples=23, size=5)
+    step, position, passes, steps = law.event(1.0), 0, 0, 0
+    for count in executions:
+        charged = dict(law.charges(step, count, position))
+        passes, steps = passes + charged.get(step, 0), steps + sum(charged.values())
+        position += count
+        assert passes == math.ceil(position / 4)
+        assert steps == position
+
+
+def test_affordable_steps_are_those_that_the_charges_allow():
+    law = ShuffledSampling(num_examples=23, size=5)
+    for events in range(4):
+        for position in range(9):
+            steps = law.affordable_steps(events, position)
+            for more, cost in ((steps, events), (steps + 1, events + 1)):
+                charged = dict(law.charges(law.event(1.0), more, position)) if more else {}
+                assert charged.get(law.event(1.0), 0) == cost
+    assert PoissonSampling(100, 10).affordable_steps(7, position=3) == 7
+
+
+def test_independent_lots_are_charged_one_by_one():
+    for law in LAWS:
+        if not isinstance(law, ShuffledSampling):
+            assert law.charges(law.event(2.0), 5, position=3) == [(law.event(2.0), 5)]
+
+
+def test_a_pass_of_other_releases_is_refused():
+    law = ShuffledSampling(100, 10)
+    both = dp_accounting.ComposedDpEvent([law.event(1.0), Gaussian(3.0)])
+    for event in (both, PoissonSampling(100, 10).event(1.0), dp_accounting.ZCDpEvent(0.1)):
+        with pytest.raises(ValueError, match="cannot be charged once for a pass"):
+            law.charges(event, 5)
+    for arguments in ((0,), (1, -1), (1, 0.5), (True,)):
+        with pytest.raises(ValueError, match="steps must be|position must be"):
+            law.charges(law.event(1.0), *arguments)
 
 
 def test_fixed_size_events_charge_the_replaced_record_once():
@@ -88,7 +182,7 @@ def test_numpy_sizes_become_plain_numbers():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"law": "Shuffled"}, "unknown sampling law 'Shuffled'"),
+        ({"law": "Cyclic"}, "unknown sampling law 'Cyclic'"),
         ({}, "unknown sampling law None"),
         ({"law": ["PoissonSampling"]}, "unknown sampling law"),
         ({"law": "PoissonSampling", "num_examples": 5}, "wrong fields"),
@@ -119,6 +213,20 @@ def test_from_config_of_another_law():
         (lambda: FixedSizeSampling(10, 0), "size"),
         (lambda: FixedSizeSampling(10, 11), "size must be an integer from 1 to num_examples = 10"),
         (lambda: FixedSizeSampling(10, 2.0), "size"),
+        (lambda: TruncatedPoissonSampling(10, 0, 5), "expected_size"),
+        (lambda: TruncatedPoissonSampling(10, 5, 4), "max_size must be .* from expected_size = 5"),
+        (lambda: TruncatedPoissonSampling(10, 5, 11), "to num_examples = 10, got 11"),
+        (lambda: TruncatedPoissonSampling(10, 5, 7.5), "max_size"),
+        (lambda: ShuffledSampling(0, 1), "num_examples"),
+        (lambda: ShuffledSampling(10, 11), "size must be an integer from 1 to num_examples = 10"),
+        (lambda: ShuffledSampling(10, 2.5), "size"),
+        (lambda: UserSampling(0, 1, 1, 1), "num_users"),
+        (lambda: UserSampling(10, 11, 1, 1), "expected_users must be .* num_users = 10"),
+        (lambda: UserSampling(10, 5, 0, 1), "max_records_per_user must be an integer ≥ 1, got 0"),
+        (lambda: UserSampling(10, 5, 1.5, 1), "max_records_per_user"),
+        (lambda: UserSampling(10, 5, 2, 11), "expected_size must be .* = 10, got 11"),
+        (lambda: UserSampling(10, 5, 2, 0), "expected_size"),
+        (lambda: UserSampling(10, 5, 2, 4, declared=None), "declared"),
         (lambda: UnknownSampling(" "), "reason"),
         (lambda: UnknownSampling(None), "reason"),
     ],

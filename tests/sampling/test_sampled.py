@@ -1,5 +1,6 @@
 """The laws, by statistics. Seeds are fixed; with other seeds each test fails once in about 10^6."""
 
+import dp_accounting
 import numpy as np
 import pytest
 from scipy import stats
@@ -109,6 +110,7 @@ def test_poisson_of_large_q_where_numpy_uses_another_algorithm():
 def test_poisson_with_probability_one_takes_everything():
     lots = PoissonLots(np.arange(23), expected_size=23)
     assert lots.steps_per_epoch == 1
+    assert lots.law.event(2.0) == dp_accounting.GaussianDpEvent(2.0)
     assert inclusion(lots, 20).all()
 
 
