@@ -9,10 +9,11 @@ on any machine.
     step on such a lot.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
-  * `rdp_theorem1`, `Theorem1Accountant`: the bound of the ADADP paper.
+  * `rdp_theorem1`, `rdp_wang_theorem9`, `rdp_wang_theorem27` and their accountants: the bound of
+    the ADADP paper, and those of Wang, Balle and Kasiviswanathan that it comes from.
 
-Accountants are named "rdp", "pld" and "theorem1". `PrivacyWarning` is the category of warnings
-about figures that are correct but easily misread.
+Accountants are named "rdp", "pld", "theorem1", "wang_theorem9" and "wang_theorem27".
+`PrivacyWarning` is the category of warnings about figures that are correct but easily misread.
 """
 
 from tf_adadp.accounting.accountants import ACCOUNTANTS
@@ -32,6 +33,12 @@ from tf_adadp.accounting.laws import (
 )
 from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
 from tf_adadp.accounting.selection import selection_event
+from tf_adadp.accounting.wang import (
+    WangTheorem9Accountant,
+    WangTheorem27Accountant,
+    rdp_wang_theorem9,
+    rdp_wang_theorem27,
+)
 
 __all__ = [
     "ACCOUNTANTS",
@@ -47,6 +54,8 @@ __all__ = [
     "TruncatedPoissonSampling",
     "UnknownSampling",
     "UserSampling",
+    "WangTheorem27Accountant",
+    "WangTheorem9Accountant",
     "calibrate_noise_multiplier",
     "decode_event",
     "delta",
@@ -54,5 +63,7 @@ __all__ = [
     "epsilon",
     "max_steps",
     "rdp_theorem1",
+    "rdp_wang_theorem27",
+    "rdp_wang_theorem9",
     "selection_event",
 ]

@@ -30,6 +30,11 @@ def noise_multiplier(value) -> float:
     )
 
 
+def positive_noise_multiplier(value) -> float:
+    """A noise multiplier > 0, where none at all has no answer."""
+    return real("noise_multiplier", value, "positive", lambda x: x > 0)
+
+
 def sampling_probability(value) -> float:
     """A probability in [0, 1]."""
     return real(

@@ -1,8 +1,9 @@
-"""ε and δ of a composition of events, by one of three accountants.
+"""ε and δ of a composition of events, by one of several accountants.
 
-"rdp" and "pld" are `dp_accounting`'s RdpAccountant and PLDAccountant, "theorem1" is
-`Theorem1Accountant`. Rényi bounds add up over releases, so the two Rényi accountants are read from
-a cached vector per distinct event: a reading costs 0.2 ms however many releases there were.
+"rdp" and "pld" are `dp_accounting`'s RdpAccountant and PLDAccountant, "theorem1",
+"wang_theorem9" and "wang_theorem27" are `BoundAccountant`s of this package. Rényi bounds add up
+over releases, so all but "pld" are read from a cached vector per distinct event: a reading takes
+microseconds however many releases there were.
 """
 
 import contextlib
@@ -15,23 +16,25 @@ from collections.abc import Iterable
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
-from tf_adadp.accounting.bounds import (
-    LEAST_NOISE_MULTIPLIER,
-    Theorem1Accountant,
-    classical_delta,
-    classical_epsilon,
-)
+from tf_adadp.accounting._log_space import LEAST_NOISE_MULTIPLIER
+from tf_adadp.accounting.bounds import Theorem1Accountant
+from tf_adadp.accounting.conversion import improved_delta, improved_epsilon
 from tf_adadp.accounting.events import event_from_key, event_key, is_non_private, walk
+from tf_adadp.accounting.wang import WangTheorem9Accountant, WangTheorem27Accountant
 
-ACCOUNTANTS = ("rdp", "pld", "theorem1")
+ACCOUNTANTS = ("rdp", "pld", "theorem1", "wang_theorem9", "wang_theorem27")
 _Relation = dp_accounting.NeighboringRelation
-_RENYI = {
-    "rdp": (rdp.RdpAccountant, lambda *args: compute_epsilon(*args)[0]),
-    "theorem1": (Theorem1Accountant, classical_epsilon),
+_BOUNDS = {
+    "theorem1": Theorem1Accountant,
+    "wang_theorem9": WangTheorem9Accountant,
+    "wang_theorem27": WangTheorem27Accountant,
 }
-_RENYI_DELTA = {"rdp": lambda *args: compute_delta(*args)[0], "theorem1": classical_delta}
+# name: (accountant class, conversion to ε, conversion to δ)
+_RENYI = {
+    "rdp": (rdp.RdpAccountant, improved_epsilon, improved_delta),
+    **{name: (bound, bound.to_epsilon, bound.to_delta) for name, bound in _BOUNDS.items()},
+}
 
 # A privacy loss distribution is a grid of step 1e-4 from about −ε to ε. Past this ε the grid's
 # memory and time get out of hand, and no such ε means anything.
@@ -104,10 +107,10 @@ class Composition:
             return 1.0
         if accountant == "pld":
             return float(_pld_accountant(self).get_delta(epsilon))
-        return float(_RENYI_DELTA[accountant](*self._rdp(accountant), epsilon))
+        return float(_RENYI[accountant][2](*self._rdp(accountant), epsilon))
 
     def _is_non_private(self) -> bool:
-        return any(_non_private_key(key) for key, _ in self.charges)
+        return any(is_non_private_key(key) for key, _ in self.charges)
 
     def _rdp(self, accountant: str) -> tuple[np.ndarray, np.ndarray]:
         """The orders and the composed Rényi bound at each."""
@@ -118,7 +121,8 @@ class Composition:
 
 
 @functools.lru_cache(maxsize=1024)
-def _non_private_key(key: str) -> bool:
+def is_non_private_key(key: str) -> bool:
+    """`is_non_private` of an event in canonical form."""
     return is_non_private(event_from_key(key))
 
 

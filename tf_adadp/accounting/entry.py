@@ -7,7 +7,7 @@ from typing import Any
 import dp_accounting
 
 from tf_adadp.accounting import _checks
-from tf_adadp.accounting.events import decode_event, encode_event, sampling_parts
+from tf_adadp.accounting.events import decode_event, encode_event, event_key, sampling_parts
 from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
 
 _Relation = dp_accounting.NeighboringRelation
@@ -26,6 +26,7 @@ class LedgerEntry:
       neighboring_relation: the relation the event is stated for; None under an unknown law.
       origin: who released, for people to read.
       reproducible_noise: True if the noise came from a given seed.
+      key: the event in canonical form, see `event_key`.
     """
 
     id: str
@@ -35,6 +36,7 @@ class LedgerEntry:
     neighboring_relation: dp_accounting.NeighboringRelation | None
     origin: str | None
     reproducible_noise: bool
+    key: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if not isinstance(self.id, str) or not self.id:
@@ -49,7 +51,8 @@ class LedgerEntry:
             )
         object.__setattr__(self, "count", _checks.count(self.count))
         object.__setattr__(self, "neighboring_relation", self._resolved_relation())
-        encode_event(self.event)  # refuses unknown events and numbers out of range
+        # Refuses unknown events and numbers out of range.
+        object.__setattr__(self, "key", event_key(self.event))
         self._check_event_against_law()
 
     def _resolved_relation(self) -> dp_accounting.NeighboringRelation | None:

@@ -21,6 +21,8 @@ _ACCOUNTANTS = {
     "rdp": "Rényi differential privacy (dp_accounting RdpAccountant)",
     "pld": "privacy loss distributions (dp_accounting PLDAccountant)",
     "theorem1": "Theorem 1 of the ADADP paper with the classical conversion",
+    "wang_theorem9": "Rényi bound of Wang, Balle and Kasiviswanathan (2019), Theorem 9",
+    "wang_theorem27": "Rényi bound of Wang, Balle and Kasiviswanathan (2019), Theorem 27",
 }
 _NOT_COVERED = (
     "training metrics (loss and accuracy computed on the training records) unless released "
