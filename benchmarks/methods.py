@@ -159,17 +159,9 @@ TASKS = {
 
 
 def noise_for(epsilon, sigma, lot_size, records, steps):
-    """The least σ* (to 0.1 %) at which components, if any, and all steps cost at most ε."""
-    ledger = _components_ledger(sigma)
+    """The least σ* (to 0.1 % of ε) at which components, if any, and all steps cost at most ε."""
     law = accounting.PoissonSampling(records, lot_size)
-    low, high = 0.3, 100.0
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        if ledger.preview(law.event(middle), steps, DELTA, law=law) > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+    return _components_ledger(sigma).calibrate_noise_multiplier(epsilon, DELTA, law, steps)
 
 
 def rest_of(epsilon, sigma, law, **arguments):

@@ -188,6 +188,80 @@ def test_calibration_out_of_reach():
     assert sigma == 2**-10
 
 
+@pytest.mark.parametrize(
+    ("accountant", "target", "sigma", "steps"),
+    [
+        ("pld", 1.0, 4.0, 2000),
+        *((name, 1.0, 4.0, 2000) for name in RENYI),
+        *((name, 8.0, 1.0, 500) for name in RENYI),
+        *((name, 4.0, 0.7, 5) for name in RENYI),
+    ],
+)
+def test_largest_sampling_probability_meets_the_target_from_below(target, sigma, steps, accountant):
+    q = accounting.calibrate_sampling_probability(target, 1e-5, sigma, steps, accountant)
+    reached = accounting.epsilon(sigma, q, steps, 1e-5, accountant)
+    assert 0 < q < 1
+    assert reached <= target
+    if reached < 0.999 * target:  # the accountant's ε jumps here
+        assert accounting.epsilon(sigma, q * (1 + 1e-6), steps, 1e-5, accountant) > target
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_full_lots_where_they_meet_the_target(accountant):
+    assert accounting.calibrate_sampling_probability(5.0, 1e-5, 20.0, 10, accountant) == 1.0
+
+
+def test_sampling_probability_out_of_reach():
+    with pytest.raises(ValueError, match="out of reach.*sampling_probability"):
+        accounting.calibrate_sampling_probability(0.1, 1e-5, 1.0, 10, "theorem1")
+    with pytest.raises(ValueError, match="noise_multiplier must be positive"):
+        accounting.calibrate_sampling_probability(1.0, 1e-5, 0.0, 10)
+    with pytest.raises(ValueError, match="steps must be a whole number ≥ 1"):
+        accounting.calibrate_sampling_probability(1.0, 1e-5, 1.0, 0)
+
+
+def joint_epsilon(split, q, steps, delta, accountant):
+    ledger = accounting.PrivacyLedger()
+    ledger.add(dp_accounting.GaussianDpEvent(split.release_noise_multiplier))
+    law = accounting.PoissonSampling(1000, 1000 * q)
+    ledger.add(law.event(split.noise_multiplier), steps, law=law)
+    return ledger.epsilon(delta, accountant)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "wang_theorem27"])
+def test_a_split_budget_is_spent_together(accountant):
+    split = accounting.split_budget(1.0, 1e-5, 0.1, 300, share=0.3, accountant=accountant)
+    alone = accounting.epsilon(split.release_noise_multiplier, 1.0, 1, 1e-5, accountant)
+    assert 0.999 * 0.3 <= alone <= 0.3
+    assert 0.999 <= joint_epsilon(split, 0.1, 300, 1e-5, accountant) <= 1
+    # Composition is better than subtraction.
+    rest = accounting.epsilon(split.noise_multiplier, 0.1, 300, 1e-5, accountant)
+    assert 0.7 < rest < 1
+
+
+def test_a_budget_split_for_given_noise():
+    split = accounting.split_budget(1.0, 1e-5, 0.01, 300, release_noise_multiplier=10.0)
+    assert split.release_noise_multiplier == 10.0
+    assert 0.999 <= joint_epsilon(split, 0.01, 300, 1e-5, "rdp") <= 1
+    alone = accounting.calibrate_noise_multiplier(1.0, 1e-5, 0.01, 300)
+    assert split.noise_multiplier > alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(), "give exactly one of share"),
+        (dict(share=0.5, release_noise_multiplier=4.0), "give exactly one of share"),
+        (dict(share=1.0), "share must be strictly between 0 and 1, got 1.0"),
+        (dict(release_noise_multiplier=0), "release_noise_multiplier must be positive"),
+        (dict(release_noise_multiplier=1.0), "target_epsilon=1.0 is spent.*costs epsilon=4"),
+    ],
+)
+def test_budgets_that_cannot_be_split(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        accounting.split_budget(1.0, 1e-5, 0.01, 300, **arguments)
+
+
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize(("sigma", "q", "target"), [(2.0, 0.02, 2.0), (4.0, 0.1, 0.9)])
 def test_max_steps_is_the_last_count_within_target(sigma, q, target, accountant):

@@ -516,3 +516,47 @@ def test_statement_says_what_an_officer_needs():
     assert max(map(len, text.splitlines())) <= 88
     assert "reproducible" not in filled(1).statement(DELTA)
     assert "nothing was released" in PrivacyLedger().statement(DELTA)
+
+
+# Calibrating what is still to come
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "wang_theorem27"])
+def test_calibration_counts_what_is_recorded(accountant):
+    ledger = filled(200, sigma=4.0)
+    ledger.add(Gaussian(9.0))
+    law = PoissonSampling(60000, 6000)
+    sigma = ledger.calibrate_noise_multiplier(1.5, DELTA, law, 100, accountant)
+    before = ledger.steps
+    reached = ledger.preview(law.event(sigma), 100, DELTA, accountant, law=law)
+    assert 0.999 * 1.5 <= reached <= 1.5
+    assert ledger.steps == before
+
+
+def test_calibration_of_an_empty_ledger_is_the_functions():
+    sigma = PrivacyLedger().calibrate_noise_multiplier(2.0, DELTA, LAW, 1000)
+    assert sigma == accounting.calibrate_noise_multiplier(2.0, DELTA, 0.01, 1000)
+
+
+def test_calibration_for_fixed_size_lots():
+    law = FixedSizeSampling(60000, 600)
+    sigma = PrivacyLedger().calibrate_noise_multiplier(2.0, DELTA, law, 1000)
+    ledger = filled(1000, law, sigma)
+    assert 0.999 * 2 <= ledger.epsilon(DELTA) <= 2
+    # Neighbours differ by a replacement: twice the noise, and the looser bound.
+    assert sigma > 2 * accounting.calibrate_noise_multiplier(2.0, DELTA, 0.01, 1000)
+
+
+def test_calibration_refuses():
+    ledger = filled(1800)
+    with pytest.raises(ValueError, match="target_epsilon=1.0 is spent"):
+        ledger.calibrate_noise_multiplier(1.0, DELTA, LAW, 10)
+    with pytest.raises(ValueError, match="different neighbouring relations"):
+        ledger.calibrate_noise_multiplier(9.0, DELTA, FixedSizeSampling(60000, 600), 10)
+    with pytest.raises(ValueError, match="law must be a sampling law"):
+        ledger.calibrate_noise_multiplier(9.0, DELTA, 0.01, 10)
+    with pytest.raises(ValueError, match="nobody knows how the batches were"):
+        ledger.calibrate_noise_multiplier(9.0, DELTA, UnknownSampling("a test"), 10)
+    ledger.mark_unknown("a test")
+    with pytest.raises(ValueError, match="history of releases is incomplete"):
+        ledger.calibrate_noise_multiplier(9.0, DELTA, LAW, 10)

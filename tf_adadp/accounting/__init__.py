@@ -3,25 +3,38 @@
 Needs NumPy, SciPy and dp_accounting, never TensorFlow: budgets can be planned and ledgers checked
 on any machine.
 
-  * `epsilon`, `delta`, `calibrate_noise_multiplier`, `max_steps`: plan training by Poisson lots.
   * `PoissonSampling`, `TruncatedPoissonSampling`, `FixedSizeSampling`, `ShuffledSampling`,
     `UserSampling`, `UnknownSampling`: how lots were sampled, and the `dp_accounting` event of one
     step on such a lot.
+  * `epsilon`, `delta`, `calibrate_noise_multiplier`, `calibrate_sampling_probability`,
+    `max_steps`, `split_budget`: plan training by Poisson lots.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
   * `rdp_theorem1`, `rdp_wang_theorem9`, `rdp_wang_theorem27` and their accountants: the bound of
     the ADADP paper, and those of Wang, Balle and Kasiviswanathan that it comes from.
+  * `compare`: all bounds for one run in a table or a figure; `clt_mu`, `clt_epsilon`: the
+    central-limit approximation of Gaussian differential privacy, which is no accountant.
 
 Accountants are named "rdp", "pld", "theorem1", "wang_theorem9" and "wang_theorem27".
 `PrivacyWarning` is the category of warnings about figures that are correct but easily misread.
 """
 
 from tf_adadp.accounting.accountants import ACCOUNTANTS
-from tf_adadp.accounting.api import calibrate_noise_multiplier, delta, epsilon, max_steps
+from tf_adadp.accounting.api import (
+    BudgetSplit,
+    calibrate_noise_multiplier,
+    calibrate_sampling_probability,
+    delta,
+    epsilon,
+    max_steps,
+    split_budget,
+)
 from tf_adadp.accounting.bounds import Theorem1Accountant, rdp_theorem1
+from tf_adadp.accounting.comparison import ComparedBound, Comparison, compare
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.events import decode_event, encode_event
 from tf_adadp.accounting.filters import RenyiFilter
+from tf_adadp.accounting.gaussian_dp import clt_epsilon, clt_mu
 from tf_adadp.accounting.laws import (
     FixedSizeSampling,
     PoissonSampling,
@@ -42,6 +55,9 @@ from tf_adadp.accounting.wang import (
 
 __all__ = [
     "ACCOUNTANTS",
+    "BudgetSplit",
+    "ComparedBound",
+    "Comparison",
     "FixedSizeSampling",
     "LedgerEntry",
     "PoissonSampling",
@@ -57,6 +73,10 @@ __all__ = [
     "WangTheorem27Accountant",
     "WangTheorem9Accountant",
     "calibrate_noise_multiplier",
+    "calibrate_sampling_probability",
+    "clt_epsilon",
+    "clt_mu",
+    "compare",
     "decode_event",
     "delta",
     "encode_event",
@@ -66,4 +86,5 @@ __all__ = [
     "rdp_wang_theorem27",
     "rdp_wang_theorem9",
     "selection_event",
+    "split_budget",
 ]

@@ -45,6 +45,15 @@ def sampling_probability(value) -> float:
     )
 
 
+def positive_probability(value) -> float:
+    """A sampling probability in (0, 1], where nothing released has no answer."""
+    if sampling_probability(value) == 0:
+        raise ValueError(
+            f"sampling_probability must be positive: at 0 nothing is released, got {value!r}."
+        )
+    return float(value)
+
+
 def delta(value) -> float:
     """A δ strictly between 0 and 1."""
     return real(
@@ -63,6 +72,11 @@ def epsilon(value, name: str = "epsilon") -> float:
 def target_epsilon(value) -> float:
     """A finite ε > 0 to aim for."""
     return real("target_epsilon", value, "a finite number > 0", lambda x: x > 0)
+
+
+def steps(value) -> int:
+    """A number of steps ≥ 0."""
+    return integer("steps", value, "a whole number ≥ 0", lambda x: x >= 0)
 
 
 def count(value, name: str = "count") -> int:

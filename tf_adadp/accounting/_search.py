@@ -6,6 +6,7 @@ from collections.abc import Callable
 # Beyond 2^53 consecutive whole numbers are no longer distinct doubles.
 MAX_COUNT = 2**53
 _NOISE_MULTIPLIER_RANGE = (2.0**-10, 2.0**30)
+_LEAST_PROBABILITY = 2.0**-50
 
 
 def largest_count(cost: Callable[[int], float], target: float, guess: int = 1) -> int:
@@ -49,38 +50,94 @@ def smallest_noise_multiplier(
       ValueError: no σ up to 2^30 meets the target.
     """
     least, greatest = _NOISE_MULTIPLIER_RANGE
-    low = high = min(max(guess, least), greatest)
-    high_cost = cost(high)
+    least_cost, sigma = _last_within(
+        cost, target, start=guess, stop=least, first=greatest, tolerance=tolerance
+    )
+    if sigma is None:
+        raise ValueError(
+            f"target_epsilon={target} is out of reach: even noise_multiplier={greatest:.4g} "
+            f"costs epsilon={least_cost:.6g}. Raise target_epsilon or delta, or choose another "
+            'accountant (the conversion of "theorem1" alone costs log(1/delta)/63).'
+        )
+    return sigma
+
+
+def largest_sampling_probability(
+    cost: Callable[[float], float], target: float, guess: float, tolerance: float = 1e-3
+) -> float:
+    """Returns q with target·(1 − tolerance) ≤ cost(q) ≤ target, for a cost rising with q.
+
+    1 where the cost never exceeds the target. Where cost jumps over the window, the answer is the
+    largest q found with cost(q) ≤ target.
+
+    Raises:
+      ValueError: no q down to 2^-50 meets the target.
+    """
+    least_cost, q = _last_within(
+        cost, target, start=guess, stop=1.0, first=_LEAST_PROBABILITY, tolerance=tolerance
+    )
+    if q is None:
+        raise ValueError(
+            f"target_epsilon={target} is out of reach: even sampling_probability="
+            f"{_LEAST_PROBABILITY:.4g} costs epsilon={least_cost:.6g}. Raise target_epsilon, delta "
+            "or the noise multiplier, or take fewer steps."
+        )
+    return q
+
+
+def _last_within(
+    cost: Callable[[float], float],
+    target: float,
+    *,
+    start: float,
+    stop: float,
+    first: float,
+    tolerance: float,
+) -> tuple[float, float | None]:
+    """(cost(x), x) with cost(x) in the window [target·(1 − tolerance), target].
+
+    x runs from `first`, where cost is least, to `stop`, both positive, and cost rises on the way.
+    The answer was itself evaluated. (cost(first), None) where that is above the target; `stop`
+    where cost stays within; the last x found within where cost jumps over the window.
+    """
+    least, greatest = min(first, stop), max(first, stop)
+
+    def towards(end: float, x: float, factor: float) -> float:
+        return min(x * factor, end) if end > x else max(x / factor, end)
+
+    inside = outside = min(max(start, least), greatest)
+    inside_cost = outside_cost = cost(inside)
     factor = 1.25
-    if high_cost <= target:
-        while (low_cost := cost(low := max(low / factor, least))) <= target:
-            high, high_cost = low, low_cost
-            if low == least:
-                return least
+    if inside_cost <= target:
+        while (outside_cost := cost(outside := towards(stop, outside, factor))) <= target:
+            inside, inside_cost = outside, outside_cost
+            if outside == stop:
+                return inside_cost, stop
             factor *= factor
-    while high_cost > target:
-        if high == greatest:
-            raise ValueError(
-                f"target_epsilon={target} is out of reach: even noise_multiplier={greatest:.4g} "
-                f"costs epsilon={high_cost:.6g}. Raise target_epsilon or delta, or choose another "
-                'accountant (the conversion of "theorem1" alone costs log(1/delta)/63).'
-            )
-        low, low_cost, high = high, high_cost, min(high * factor, greatest)
-        high_cost = cost(high)
+    while inside_cost > target:
+        if inside == first:
+            return inside_cost, None
+        outside, outside_cost = inside, inside_cost
+        inside = towards(first, inside, factor)
+        inside_cost = cost(inside)
         factor *= factor
     probes = 0
-    while high_cost < (1 - tolerance) * target and high / low > 1 + 1e-9:
-        middle = (low * high) ** 0.5
-        # log ε is nearly straight in log σ: two probes of three follow the chord to the middle of
+    while inside_cost < (1 - tolerance) * target and _ratio(inside, outside) > 1 + 1e-9:
+        middle = (inside * outside) ** 0.5
+        # log ε is nearly straight in log x: two probes of three follow the chord to the middle of
         # the window, the third bisects.
-        if probes % 3 < 2 and 0 < high_cost < low_cost < math.inf:
+        if probes % 3 < 2 and 0 < inside_cost < outside_cost < math.inf:
             aim = target * (1 - tolerance / 2)
-            share = math.log(low_cost / aim) / math.log(low_cost / high_cost)
-            middle = low * (high / low) ** share
+            share = math.log(outside_cost / aim) / math.log(outside_cost / inside_cost)
+            middle = outside * (inside / outside) ** share
         probes += 1
         middle_cost = cost(middle)
         if middle_cost <= target:
-            high, high_cost = middle, middle_cost
+            inside, inside_cost = middle, middle_cost
         else:
-            low, low_cost = middle, middle_cost
-    return high
+            outside, outside_cost = middle, middle_cost
+    return inside_cost, inside
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a / b, b / a)

@@ -60,7 +60,7 @@ class Composition:
     """
 
     charges: tuple[tuple[str, int], ...]
-    relation: dp_accounting.NeighboringRelation
+    relation: dp_accounting.NeighboringRelation = _Relation.ADD_OR_REMOVE_ONE
 
     @classmethod
     def of(
@@ -193,15 +193,19 @@ def _require_unsampled_gaussian(event: dp_accounting.DpEvent) -> None:
         raise _cannot_analyse("pld", event, _Relation.REPLACE_ONE, why)
 
 
-def _refuse_huge_grid(composition: Composition) -> None:
+def exceeds_pld_grid(composition: Composition) -> bool:
+    """Whether the PLD accountant's grid for these releases would be too large."""
     try:
-        rough = composition.epsilon(1e-5, "rdp")
+        return composition.epsilon(1e-5, "rdp") > _MAX_PLD_EPSILON
     except ValueError:  # an event that only the PLD accountant knows
-        return
-    if rough > _MAX_PLD_EPSILON:
+        return False
+
+
+def _refuse_huge_grid(composition: Composition) -> None:
+    if exceeds_pld_grid(composition):
         raise ValueError(
-            f'accountant="pld" would need a grid up to epsilon ≈ {rough:.4g} (limit '
-            f'{_MAX_PLD_EPSILON:g}). Use accountant="rdp", or more noise.'
+            f'accountant="pld" would need a grid up to epsilon beyond {_MAX_PLD_EPSILON:g}. Use '
+            'accountant="rdp", or more noise.'
         )
 
 

@@ -1,4 +1,4 @@
-"""What training by Poisson lots costs: ε, δ, the noise a budget needs, the steps it allows.
+"""What training by Poisson lots costs: ε, δ, and the noise, lots and steps a budget allows.
 
 All functions analyse `steps` releases, each the sum of clipped vectors over a Poisson lot plus
 Gaussian noise, for data sets that differ by adding or removing one record. Arguments in common:
@@ -10,13 +10,22 @@ Gaussian noise, for data sets that differ by adding or removing one record. Argu
   delta: δ in (0, 1). Take it far below one over the number of records.
   accountant: "rdp" (Rényi; Mironov, Talwar and Zhang 2019, with the conversion of Canonne, Kamath
     and Steinke 2020, Proposition 12), "pld" (privacy loss distributions: the tightest and the
-    slowest) or "theorem1" (the ADADP paper's bound and conversion: the loosest). All are sound.
+    slowest), "theorem1" (the ADADP paper's bound and conversion: the loosest), or one of the
+    bounds it comes from, "wang_theorem9" and "wang_theorem27". All are sound.
 
 Every function raises ValueError for an argument out of range or an unknown accountant.
 """
 
+import dataclasses
+import math
+from collections.abc import Callable
+
+import dp_accounting
+
 from tf_adadp.accounting import _checks, _search
-from tf_adadp.accounting.accountants import Composition, check_accountant
+from tf_adadp.accounting.accountants import Composition, check_accountant, exceeds_pld_grid
+from tf_adadp.accounting.events import event_key
+from tf_adadp.accounting.gaussian_dp import clt_sampling_probability
 from tf_adadp.accounting.laws import poisson_event
 
 
@@ -76,18 +85,180 @@ def calibrate_noise_multiplier(
     delta = _checks.delta(delta)
     check_accountant(accountant)
     steps = _checks.count(steps, "steps")
-    q = _checks.sampling_probability(sampling_probability)
-    if q == 0:
-        raise ValueError("sampling_probability must be positive: at 0 nothing is released, got 0.")
+    q = _checks.positive_probability(sampling_probability)
+    return least_noise_multiplier(
+        Composition(()),
+        lambda sigma: poisson_event(q, sigma),
+        steps,
+        target_epsilon,
+        delta,
+        accountant,
+    )
 
-    def search(name: str, guess: float) -> float:
-        return _search.smallest_noise_multiplier(
-            lambda sigma: epsilon(sigma, q, steps, delta, name), target_epsilon, guess
+
+def calibrate_sampling_probability(
+    target_epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    accountant: str = "rdp",
+) -> float:
+    """Returns the largest sampling probability q for which `steps` releases cost ≤ target_epsilon.
+
+    On the sound side: 0.999 · target_epsilon ≤ epsilon(result) ≤ target_epsilon, except where
+    full lots (q = 1) meet the target, or where the accountant's ε jumps over that window. The lot
+    size is floor(q·N), which costs no more.
+
+    Args:
+      target_epsilon: ε > 0 to aim for.
+      noise_multiplier: σ* > 0.
+      delta, steps, accountant: see the module docstring; steps ≥ 1.
+
+    Raises:
+      ValueError: an argument is out of range, or no q down to 2^-50 reaches the target.
+    """
+    target_epsilon = _checks.target_epsilon(target_epsilon)
+    delta = _checks.delta(delta)
+    check_accountant(accountant)
+    sigma = _checks.positive_noise_multiplier(noise_multiplier)
+    steps = _checks.count(steps, "steps")
+
+    cost = _cost(lambda q: _releases(sigma, q, steps), delta, accountant)
+    # A full lot is a plain Gaussian, which bounds that are loose below q = 1 know exactly. For
+    # the others ε rises up to q = 1; the PLD accountant would only be slow there.
+    if accountant not in ("rdp", "pld") and cost(1.0) <= target_epsilon:
+        return 1.0
+    return _search.largest_sampling_probability(
+        cost,
+        target_epsilon,
+        guess=clt_sampling_probability(target_epsilon, delta, sigma, steps),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetSplit:
+    """Noise for a first release on all records and for the training after it.
+
+    Attributes:
+      release_noise_multiplier: σ of the first release, e.g. of DPPCA.
+      noise_multiplier: σ* of training.
+    """
+
+    release_noise_multiplier: float
+    noise_multiplier: float
+
+
+def split_budget(
+    target_epsilon: float,
+    delta: float,
+    sampling_probability: float,
+    steps: int,
+    *,
+    share: float | None = None,
+    release_noise_multiplier: float | None = None,
+    accountant: str = "rdp",
+) -> BudgetSplit:
+    """Splits (ε, δ) between one Gaussian release on all records and `steps` steps of training.
+
+        split = split_budget(2.0, 1e-5, q, steps, share=0.2)
+        DPPCA(60, noise_multiplier=split.release_noise_multiplier)
+        ADADP(noise_multiplier=split.noise_multiplier)
+
+    The release is not amplified by sampling, as DPPCA's. Both together cost at most
+    target_epsilon at δ, and at least 0.999 of it: they are composed by the accountant, so training
+    gets more than what is left of ε after subtraction.
+
+    Args:
+      target_epsilon, delta, sampling_probability, steps, accountant: as
+        `calibrate_noise_multiplier`.
+      share: what the release may cost on its own, as a fraction of target_epsilon in (0, 1). Give
+        this or release_noise_multiplier.
+      release_noise_multiplier: σ > 0 of the release, noise over its sensitivity under
+        add-or-remove-one.
+
+    Raises:
+      ValueError: an argument is out of range, both or neither of the last two are given, or the
+        release leaves nothing for training.
+    """
+    if (share is None) == (release_noise_multiplier is None):
+        raise ValueError(
+            f"give exactly one of share (got {share!r}) and release_noise_multiplier "
+            f"(got {release_noise_multiplier!r})."
+        )
+    target_epsilon = _checks.target_epsilon(target_epsilon)
+    delta = _checks.delta(delta)
+    if share is not None:
+        share = _checks.real("share", share, "strictly between 0 and 1", lambda x: 0 < x < 1)
+        release = calibrate_noise_multiplier(share * target_epsilon, delta, 1.0, 1, accountant)
+    else:
+        release = _checks.real(
+            "release_noise_multiplier", release_noise_multiplier, "positive", lambda x: x > 0
+        )
+    q, steps = _checks.positive_probability(sampling_probability), _checks.count(steps, "steps")
+    training = least_noise_multiplier(
+        _releases(release, 1.0, 1),
+        lambda sigma: poisson_event(q, sigma),
+        steps,
+        target_epsilon,
+        delta,
+        accountant,
+    )
+    return BudgetSplit(release, training)
+
+
+def least_noise_multiplier(
+    spent: Composition,
+    step: Callable[[float], dp_accounting.DpEvent],
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    accountant: str,
+) -> float:
+    """Returns the least σ for which `spent` and `steps` times step(σ) cost ≤ target_epsilon.
+
+    To 1e-3 of the target, on the sound side, as `calibrate_noise_multiplier` says.
+
+    Raises:
+      ValueError: `spent` alone is above the target, or no noise is enough.
+    """
+    check_accountant(accountant)
+    before = spent.epsilon(delta, accountant)
+    if before >= target_epsilon:
+        raise ValueError(
+            f"target_epsilon={target_epsilon} is spent: what was released before costs "
+            f"epsilon={before:.6g} at delta={delta:g}."
         )
 
-    guess = search("rdp", 1.0)
+    def search(name: str, guess: float) -> float:
+        def composition(sigma: float) -> Composition:
+            return spent.plus([(event_key(step(sigma)), steps)])
+
+        return _search.smallest_noise_multiplier(
+            _cost(composition, delta, name), target_epsilon, guess
+        )
+
+    if accountant == "rdp":
+        return search("rdp", 1.0)
     # The PLD accountant is slow, slower still at little noise: start it next to its answer.
-    return guess if accountant == "rdp" else search(accountant, guess)
+    try:
+        guess = search("rdp", 1.0)
+    except ValueError:  # out of reach for the looser accountant, or events it does not know
+        guess = 8.0
+    return search(accountant, guess)
+
+
+def _cost(
+    composition: Callable[[float], Composition], delta: float, accountant: str
+) -> Callable[[float], float]:
+    """x ↦ ε of composition(x); ∞ where "pld" would refuse its grid, far above any target."""
+
+    def cost(x: float) -> float:
+        releases = composition(x)
+        if accountant == "pld" and exceeds_pld_grid(releases):
+            return math.inf
+        return releases.epsilon(delta, accountant)
+
+    return cost
 
 
 def max_steps(
@@ -148,5 +319,5 @@ def largest_count(
 def _releases(noise_multiplier: float, sampling_probability: float, steps: int) -> Composition:
     sigma = _checks.noise_multiplier(noise_multiplier)
     q = _checks.sampling_probability(sampling_probability)
-    steps = _checks.integer("steps", steps, "a whole number ≥ 0", lambda x: x >= 0)
+    steps = _checks.steps(steps)
     return Composition.of([(poisson_event(q, sigma), steps)])

@@ -11,7 +11,8 @@ import dp_accounting
 
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, check_accountant, is_non_private_key
-from tf_adadp.accounting.api import largest_count
+from tf_adadp.accounting.api import largest_count, least_noise_multiplier
+from tf_adadp.accounting.comparison import Comparison, compare_releases
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
 from tf_adadp.accounting.statement import privacy_statement
@@ -222,6 +223,51 @@ class PrivacyLedger:
         spent = self._composition(entries) if entries else Composition((), both.relation)
         one = self._composition((probe,))
         return largest_count(spent, one, target_epsilon, delta, accountant)
+
+    def calibrate_noise_multiplier(
+        self,
+        target_epsilon: float,
+        delta: float,
+        law: SamplingLaw,
+        steps: int,
+        accountant: str = "rdp",
+    ) -> float:
+        """Returns the least σ* for which `steps` more steps keep ε at δ within target_epsilon.
+
+        What is recorded is counted, nothing is recorded. To 1e-3 of the target on the sound side,
+        as `accounting.calibrate_noise_multiplier`, which this is for an empty ledger and Poisson
+        lots.
+
+        Args:
+          target_epsilon: ε > 0 for everything together.
+          delta, accountant: as `epsilon`.
+          law: how the lots of these steps are sampled; one step is `law.event(σ*)`.
+          steps: how many, ≥ 1.
+
+        Raises:
+          ValueError: as `add` and `epsilon`; the budget is already spent; no noise is enough.
+        """
+        target_epsilon = _checks.target_epsilon(target_epsilon)
+        delta = _checks.delta(delta)
+        steps = _checks.count(steps, "steps")
+        if not isinstance(law, SamplingLaw):
+            raise ValueError(f"law must be a sampling law, got {law!r}.")
+        entries = self.entries
+        probe = _probe(law.event(1.0), steps, law, None)
+        relation = self._analyse((*entries, probe), delta).relation
+        spent = self._composition(entries) if entries else Composition((), relation)
+        return least_noise_multiplier(spent, law.event, steps, target_epsilon, delta, accountant)
+
+    def compare(self, delta: float) -> Comparison:
+        """Returns ε of all releases recorded by every bound, see `accounting.compare`.
+
+        Raises and warns as `epsilon`.
+        """
+        delta = _checks.delta(delta)
+        entries = self.entries
+        composition = self._analyse(entries, delta)
+        charges = [(entry.key, entry.count) for entry in entries]
+        return compare_releases(composition, charges, delta)
 
     def statement(self, delta: float, accountant: str = "rdp") -> str:
         """Returns a plain-text privacy statement for people, several lines.
