@@ -218,9 +218,12 @@ def _compose(accountant, event: dp_accounting.DpEvent, count: int, name: str):
 
 def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, relation, why: str):
     """The error, which names the accountants that can."""
+    kinds = {name: kind for name, (kind, *_) in _RENYI.items()}
+    if relation is not _Relation.REPLACE_ONE:  # there it knows Gaussians, which the others do too
+        kinds["pld"] = pld.PLDAccountant
     able = [
         f'"{name}"'
-        for name, (kind, _) in {**_RENYI, "pld": (pld.PLDAccountant, None)}.items()
+        for name, kind in kinds.items()
         if name != accountant and kind(neighboring_relation=relation).supports(event)
     ]
     advice = f"Use accountant={' or '.join(able)}" if able else "No accountant here can"
