@@ -306,7 +306,7 @@ def main(argv):
 if __name__ == "__main__":
     import common
 
-    flags.DEFINE_list("parts", PARTS, "What to run: " + ", ".join(PARTS))
+    flags.DEFINE_list("parts", list(PARTS), "What to run: " + ", ".join(PARTS))
     flags.DEFINE_integer("lattices", 16, "Random lattices of up to 6,912 points.", lower_bound=1)
     flags.DEFINE_integer("points", 300, "Random runs for pld and integrals.", lower_bound=1)
     flags.DEFINE_string("out", str(common.RESULTS_DIR / "bounds.json"), "The JSON of results.")

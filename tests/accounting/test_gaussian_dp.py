@@ -79,7 +79,8 @@ def test_edges():
         clt_mu(1.0, 0.1, -1)
 
 
-def test_its_inverse():
-    q = clt_sampling_probability(2.0, 1e-5, 1.5, 1000)
-    assert clt_epsilon(1.5, q, 1000, 1e-5) == pytest.approx(2.0, rel=1e-9)
+def test_where_a_search_begins():
+    for epsilon in (0.1, 2.0, 20.0):
+        q = clt_sampling_probability(epsilon, 1e-5, 1.5, 100_000)
+        assert epsilon / 2 < clt_epsilon(1.5, q, 100_000, 1e-5) < 2 * epsilon
     assert clt_sampling_probability(2.0, 1e-5, 1e-3, 10) == 0.0

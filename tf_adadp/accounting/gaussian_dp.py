@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import dp_accounting
 import numpy as np
-from dp_accounting import gaussian_mechanism
 
 from tf_adadp.accounting import _checks
 
@@ -80,6 +79,10 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     # ε of order μ²/2: beyond this the closed form's search leaves the floats.
     if mu > 1e100:
         return math.inf
+    # Here, because older versions of dp_accounting, which the rest of this package works with, lack
+    # this module.
+    from dp_accounting import gaussian_mechanism
+
     with np.errstate(divide="ignore"):  # log 0 = −∞ is meant
         return float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta))
 
@@ -87,8 +90,11 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def clt_sampling_probability(
     epsilon: float, delta: float, noise_multiplier: float, steps: int
 ) -> float:
-    """The q at which `clt_epsilon` is ε > 0: where a search by an exact accountant may begin."""
-    with np.errstate(divide="ignore"):
-        mu = 1 / gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
+    """About the q at which `clt_epsilon` is ε > 0: where a search by an accountant may begin.
+
+    From ε ≈ μ²/2 + μ√(2 log(1/δ)), within a factor of two; 0 where μ is infinite whatever q.
+    """
+    tail = 2 * math.log(1 / delta)
+    mu = math.sqrt(tail + 2 * epsilon) - math.sqrt(tail)
     one = clt_mu(noise_multiplier, 0.5, steps) / 0.5
     return mu / one if 0 < one < math.inf else 0.0
