@@ -223,6 +223,15 @@ def test_callback_arguments():
         dp.PrivacyCallback(1e-5, accountant="magic")
     with pytest.raises(ValueError, match="max_epsilon=0"):
         dp.PrivacyCallback(1e-5, max_epsilon=0)
+    for arguments in (
+        {"ledger_interval": 0},
+        {"ledger_interval": 2.5},
+        {"dataset": ""},
+        {"same_data": None},
+        {"extra_deltas": [1e-6, 2.0]},
+    ):
+        with pytest.raises(ValueError, match=next(iter(arguments)).removeprefix("extra_")[:5]):
+            dp.PrivacyCallback(1e-5, **arguments)
     model = plain_model()
     model.compile(loss=crossentropy())
     x, y = data()

@@ -1,7 +1,6 @@
 """PrivacyCallback: ε in every log, and a stop before the budget is exceeded."""
 
 import csv
-import json
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 from helpers import ROWS, data, private_model
 
 import tf_adadp as dp
+from tf_adadp.accounting.ledger_file import LedgerFile
 
 DELTA = 1e-3
 STEPS = 4  # per epoch of lots of 30
@@ -53,13 +53,22 @@ def test_epsilon_reaches_callbacks_that_stand_before_it(tmp_path):
     with open(tmp_path / "log.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["epsilon"]) for row in rows] == pytest.approx([after(4), after(8)])
-    scalars = {}
+    scalars, images = {}, []
     for path in (tmp_path / "board").rglob("events*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
-                scalars.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
+                if value.metadata.plugin_data.plugin_name == "images":
+                    images.append(value)
+                else:
+                    scalars.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
     assert scalars["epoch_epsilon"] == pytest.approx([after(4), after(8)], rel=1e-6)
     assert scalars["batch_epsilon"] == pytest.approx([after(s) for s in range(1, 9)], rel=1e-6)
+    (image,) = images
+    width, height, png = tf.make_ndarray(image.tensor)
+    picture = tf.io.decode_png(png).numpy()
+    assert image.tag == "privacy"
+    assert (int(height), int(width)) == picture.shape[:2]
+    assert picture[..., :3].std() > 5  # it is not blank
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
@@ -107,25 +116,168 @@ def test_epsilon_without_the_callback_is_charged_all_the_same():
     assert private.epsilon(DELTA) == pytest.approx(after(4))
 
 
-def test_the_ledger_file_is_written_ahead(tmp_path):
-    path = tmp_path / "ledger.json"
-    private = private_model()
+class AtEveryStep(keras.callbacks.Callback):
+    """What a ledger file would say had the process been killed, just before and after each step."""
 
-    class Crash(keras.callbacks.Callback):
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.seen = path, []
+
+    def look(self, batch, logs=None):
+        stored = dp.PrivacyLedger.load(self.path)
+        self.seen.append((self.model.ledger.steps, stored.steps, stored.epsilon(DELTA)))
+
+    on_train_batch_begin = on_train_batch_end = look
+
+
+@pytest.mark.parametrize(
+    ("interval", "at_once", "max_steps"),
+    [(1, 1, None), (3, 1, None), (100, 1, None), (3, 2, None), (2, 4, 7), (5, 1, 7)],
+)
+def test_the_ledger_file_is_never_behind_and_at_most_one_interval_ahead(
+    interval, at_once, max_steps, tmp_path
+):
+    path, budget = tmp_path / "ledger.json", None
+    if max_steps:
+        budget = (after(max_steps) + after(max_steps + 1)) / 2
+    private = private_model(steps_per_execution=at_once)
+    callback = dp.PrivacyCallback(
+        DELTA, max_epsilon=budget, ledger_path=path, ledger_interval=interval
+    )
+    look = AtEveryStep(path)
+    fit(private, [callback, look], epochs=3)
+    ahead = []
+    for place, (charged, stored, epsilon) in enumerate(look.seen):
+        # Before a step, what is about to be released is in the file already.
+        released = charged + (at_once if place % 2 == 0 else 0)
+        assert charged <= released <= stored <= charged + max(interval, at_once)
+        assert stored <= (max_steps or 12)
+        assert after(released) * (1 - 1e-12) <= epsilon <= after(stored) * (1 + 1e-12)
+        ahead.append(stored - charged)
+    assert max(ahead) == min(max(interval, at_once), max_steps or 12)
+    stored = dp.PrivacyLedger.load(path)
+    assert stored.steps == private.ledger.steps == (max_steps or 12) // at_once * at_once
+    assert stored.epsilon(DELTA) == private.epsilon(DELTA)
+    assert not stored.odometer_reasons
+
+
+def test_an_exception_leaves_an_exact_file_that_the_next_run_continues(tmp_path):
+    path = tmp_path / "ledger.json"
+
+    class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if batch == 1 and private.ledger.steps > STEPS:
+            if self.model.ledger.steps == 6:
                 raise KeyboardInterrupt
 
+    private = private_model()
     with pytest.raises(KeyboardInterrupt):
-        fit(private, [dp.PrivacyCallback(DELTA, ledger_path=path), Crash()], epochs=2)
-    done = private.ledger.steps
+        fit(private, [dp.PrivacyCallback(DELTA, ledger_path=path), Interrupt()])
     stored = dp.PrivacyLedger.load(path)
-    assert json.loads(path.read_text())
-    assert done <= stored.steps <= done + STEPS + 1
+    assert stored.entries == private.ledger.entries
+    assert "KeyboardInterrupt ended training after 6 of 12" in stored.odometer_reasons[0]
     resumed = private_model()
     history = fit(resumed, [dp.PrivacyCallback(DELTA, ledger_path=path)], epochs=1)
-    assert history["epsilon"][0] >= after(done + STEPS)
+    assert history["epsilon"] == [pytest.approx(after(10))]
     assert dp.PrivacyLedger.load(path).epsilon(DELTA) == history["epsilon"][0]
+
+
+def test_what_is_refused_before_training_leaves_file_and_weights_alone(tmp_path):
+    path = tmp_path / "ledger.json"
+    fit(
+        private_model(),
+        [dp.PrivacyCallback(DELTA, ledger_path=path, dataset="census")],
+        epochs=1,
+    )
+    good = path.read_text()
+    x, y = data(ROWS // 2)
+    private = private_model()
+    before = private.get_weights()
+
+    def refused(error, match, x=None, y=None, text=good, **arguments):
+        path.write_text(text)
+        callback = dp.PrivacyCallback(DELTA, ledger_path=path, **arguments)
+        x, y = data() if x is None else (x, y)
+        with pytest.raises(error, match=match):
+            private.fit(x, y, batch_size=30, verbose=0, callbacks=[callback])
+        assert path.read_text() == text
+        assert private.ledger.steps == 0
+        for a, b in zip(before, private.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    refused(ValueError, r"ledger\.json.*number of records is 120, that of the run 60", x, y)
+    refused(ValueError, r"ledger\.json.*'census', that of the run 'survey'", dataset="survey")
+    refused(ValueError, r"ledger\.json.*truncated", text=good[:-200])
+    refused(ValueError, r"ledger\.json.*edited", text=good.replace('"count": 4', '"count": 1'))
+    refused(ValueError, r"ledger\.json.*newer", text=good.replace('"version": 2', '"version": 3'))
+    path.write_text(good)
+    other = LedgerFile(path)
+    refused(BlockingIOError, r"in use by another run.*ledger\.json")
+    other.close()
+    again = [dp.PrivacyCallback(DELTA, ledger_path=path) for _ in range(2)]
+    with pytest.raises(BlockingIOError, match="in use"):
+        fit(private, again, epochs=1)
+    assert path.read_text() == good  # and the first let go of it:
+    x, y = data(ROWS // 2)
+    callback = dp.PrivacyCallback(DELTA, ledger_path=path, same_data=True)
+    private.fit(x, y, batch_size=30, verbose=0, callbacks=[callback])
+    assert dp.PrivacyLedger.load(path).steps == 6
+    fit(private, [dp.PrivacyCallback(DELTA, ledger_path=path)], epochs=1)  # said once for all
+
+
+def test_early_stopping_makes_epsilon_an_odometer_reading():
+    x, y = data()
+    stopping = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=0)
+    private = private_model()
+    budget = after(40)
+    fit(
+        private,
+        [stopping, dp.PrivacyCallback(DELTA, max_epsilon=budget)],
+        epochs=9,
+        validation_data=(x, y),
+    )
+    (reason,) = private.ledger.odometer_reasons
+    assert "EarlyStopping(monitor='val_loss') ended training after 8 of 36 planned" in reason
+    text = " ".join(private.ledger.statement(DELTA).split())
+    assert "odometer reading" in text
+    assert f"epsilon = {budget:.6g} at delta = 0.001 is guaranteed" in text
+    # Where it did not stop anything, the number of steps was the planned one.
+    patient = private_model()
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
+    fit(patient, [stopping, dp.PrivacyCallback(DELTA)], epochs=2, validation_data=(x, y))
+    assert patient.ledger.odometer_reasons == ()
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_budget_holds_over_fits_whose_noise_follows_from_results(at_once):
+    """The filter's order stays that of the first fit, so the sum at this order is bounded."""
+    budget = after(30)
+    private = private_model(steps_per_execution=at_once)
+    fit(private, [dp.PrivacyCallback(DELTA, max_epsilon=budget)], epochs=3)
+    (begun,) = private.ledger.budgets
+    assert begun.filter.epsilon_of(private.ledger._composition(private.ledger.entries)) < budget
+    private.compile(
+        dp.DPSGD(0.1, noise_multiplier=3.0), private.loss, jit_compile=False,
+        steps_per_execution=at_once,
+    )  # fmt: skip
+    event = private.optimizer.event(private.step_law)
+    room = private.ledger.remaining_under(begun.filter, event)
+    assert 0 < room < private.ledger.remaining(event, budget, DELTA, law=private.step_law)
+    callback = dp.PrivacyCallback(DELTA, max_epsilon=budget)
+    fit(private, [callback], epochs=1000)
+    assert private.ledger.steps == 12 + room // at_once * at_once
+    assert private.ledger.budgets == (begun,)
+    assert begun.outside == 0
+    assert private.epsilon(DELTA) <= budget
+    assert "(2 settings)" in private.ledger.odometer_reasons[0]
+
+
+def test_epsilon_at_further_deltas():
+    callback = dp.PrivacyCallback(DELTA, extra_deltas=[1e-4, 1e-6])
+    history = fit(private_model(), [callback], epochs=2)
+    for delta in (1e-4, 1e-6):
+        assert history[f"epsilon_at_{delta:g}"] == [
+            dp.accounting.epsilon(1.0, 30 / ROWS, STEPS * e, delta) for e in (1, 2)
+        ]
 
 
 def test_the_printed_prior_costs_infinity():

@@ -1,6 +1,7 @@
 """The law of the noise, its streams, and the secrecy of its key."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -287,3 +288,33 @@ def test_replicas_share_key_step_and_noise():
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
     )
     assert result.stdout.splitlines()[-1:] == ["equal, or refused"], result.stderr[-2000:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_does_not_get_the_parents_noise_key():
+    """In a process of its own: TensorFlow's threads do not survive the fork of a test run."""
+    code = """
+import os, tf_adadp as dp
+optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)
+readable, writable = os.pipe()
+child = os.fork()
+if child == 0:
+    refused = []
+    for use in (
+        lambda: optimizer._noise_key.key,
+        lambda: optimizer._noise_key.next_step(),
+        lambda: optimizer.charge(dp.PrivacyLedger(), dp.accounting.PoissonSampling(100, 10)),
+        lambda: optimizer.example_seed(),
+    ):
+        try:
+            use()
+        except RuntimeError as error:
+            refused.append("before os.fork" in str(error))
+    os.write(writable, repr(refused).encode())
+    os._exit(0)
+os.close(writable)
+print(os.fdopen(readable).read(), optimizer._noise_key.key.shape)
+os.waitpid(child, 0)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[True, True, True, True] (2,)", result.stderr[-2000:]

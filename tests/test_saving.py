@@ -29,7 +29,10 @@ def test_optimizer_configs_round_trip(optimizer):
 
 
 def test_callback_config_round_trips():
-    callback = dp.PrivacyCallback(1e-5, max_epsilon=2.0, accountant="pld", ledger_path="a.json")
+    callback = dp.PrivacyCallback(
+        1e-5, max_epsilon=2.0, accountant="pld", ledger_path="a.json", ledger_interval=7,
+        dataset="census", same_data=True, extra_deltas=(1e-6,), log_dir="logs",
+    )  # fmt: skip
     assert dp.PrivacyCallback.from_config(callback.get_config()).get_config() == (
         callback.get_config()
     )

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -36,6 +37,11 @@ _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may t
 _MAX_PHYSICAL_BATCH = 64
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
 _UNCHARGED = "{} releases of the optimizer were not charged"
+_RESTORED = (
+    "the optimizer's state was restored without the ledger, it says {} steps after {}. Restore by "
+    "`load_weights`, `load_model` or tf.train.Checkpoint(model=<the DPModel>), which keep them "
+    "together"
+)
 _NO_LEDGER = (
     "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
     "public weights into the plain model, `model.model.load_weights`"
@@ -98,6 +104,7 @@ class DPModel(keras.Model):
         self.physical_batch_size = physical_batch_size
         self.gradient_engine = gradient_engine
         self._ledger = PrivacyLedger()
+        self._ledger_state = _LedgerState(self)
         self._run = _Run()
         if model.built:
             self.built = True
@@ -262,7 +269,7 @@ class DPModel(keras.Model):
             self._physical_batch_size(lots.expected_size),
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
-        with self._run.fitting():
+        with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
                 shuffle=False,
@@ -335,6 +342,7 @@ class DPModel(keras.Model):
         def charge_and_run(iterator):
             steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
             self._check_unchanged()
+            self._check_iterations()
             law, sampling = self._run.law, self._run.reproducible_sampling
             position = self._run.advance(iterator, steps)
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
@@ -342,6 +350,7 @@ class DPModel(keras.Model):
                 self._ledger, law, steps, position=position, reproducible_sampling=sampling
             ):
                 logs = run(iterator)
+            self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
             if not self.optimizer.can_continue(law):
                 self.stop_training = True
@@ -417,7 +426,7 @@ class DPModel(keras.Model):
         for variable in tagged:
             other = variable._tf_adadp_ledger
             if other is not self._ledger:
-                other.merge(self._ledger)
+                other.merge(self._ledger, same_data=True)  # about the same weights
                 self._ledger = other
         for variable in tagged:
             variable._tf_adadp_ledger = self._ledger
@@ -427,6 +436,11 @@ class DPModel(keras.Model):
     def step_law(self):
         """The sampling law of the running or last training."""
         return self._run.law
+
+    @property
+    def fit_callbacks(self):
+        """The callbacks of the running `fit`; none outside of it."""
+        return self._run.callbacks
 
     @property
     def step_event(self):
@@ -449,6 +463,7 @@ class DPModel(keras.Model):
                 weights is unknown.
         """
         ledger = self.ledger
+        self._check_iterations()
         if not ledger.unknown_reasons:
             uncharged = self._uncharged_releases()
             if uncharged:
@@ -488,6 +503,7 @@ class DPModel(keras.Model):
         finally:
             if not self._run.ledger_loaded:
                 self.ledger.mark_unknown(_NO_LEDGER)
+            self._run.meet(self.optimizer)
 
     def save_own_variables(self, store):
         """Writes the ledger beside the weights."""
@@ -499,14 +515,22 @@ class DPModel(keras.Model):
         """Merges the stored ledger into this one; weights of unknown history fail closed."""
         try:
             text = np.asarray(store["ledger"]).tobytes().decode()
-            self.ledger.merge(PrivacyLedger.from_json(text))
         except KeyError:
+            self._run.met = None
             self.ledger.mark_unknown(_NO_LEDGER)
+        else:
+            self._take_over(text)
+        self._run.ledger_loaded = True
+
+    def _take_over(self, text):
+        """Merges the ledger of weights that are being loaded; a damaged one fails closed."""
+        self._run.met = None  # the optimizer's state comes with them
+        try:
+            self.ledger.merge(PrivacyLedger.from_json(text), same_data=True)
         except ValueError as error:
             self._run.ledger_loaded = True
             self.ledger.mark_unknown(f"the ledger of the loaded weights is damaged: {error}")
             raise
-        self._run.ledger_loaded = True
 
     def get_config(self):
         """The arguments of the constructor."""
@@ -623,6 +647,15 @@ class DPModel(keras.Model):
                 "The optimizer was replaced after compile. Call compile with the new one."
             )
 
+    def _check_iterations(self):
+        """Fails closed where the optimizer's steps changed and no step was made or loaded."""
+        met, optimizer = self._run.met, self._run.optimizer
+        if met is None or optimizer is None or met[0] != optimizer._noise_key.releases:
+            return
+        if met[1] != int(optimizer.iterations):
+            self.ledger.mark_unknown(_RESTORED.format(int(optimizer.iterations), met[1]))
+            self._run.meet(optimizer)
+
     def _refuse_nested(self, method):
         if self._run.active:
             raise RuntimeError(
@@ -658,6 +691,21 @@ class DPModel(keras.Model):
         self.compute_metrics(None, y, y_pred, sample_weight)
 
 
+class _LedgerState(tf.train.experimental.PythonState):
+    """The ledger of a DPModel as part of a `tf.train.Checkpoint` that holds the model."""
+
+    def __init__(self, model):
+        self._model = weakref.ref(model)
+
+    def serialize(self):
+        model = self._model()
+        model._close_uncharged()
+        return model.ledger.to_json().encode()
+
+    def deserialize(self, string_value):
+        self._model()._take_over(string_value.decode())
+
+
 class _Run:
     """What a training run needs besides the model's state: never saved, never tracked by Keras."""
 
@@ -673,15 +721,23 @@ class _Run:
         self.position = 0  # how many lots of the iterator were charged
         self.reproducible_sampling = False
         self.active = False
+        self.callbacks = ()
         self.ledger_loaded = False
+        self.met = None
         self._warned = False
 
     def reset(self, optimizer, trainable_state):
         """After compile: another optimizer, another loss."""
         self.engine = None
+        self.met = None
         self.optimizer = optimizer
         self.trainable_state = trainable_state
         self._warned = False
+
+    def meet(self, optimizer):
+        """Remembers where the optimizer stands, to see state that is put in from outside."""
+        if optimizer is not None:
+            self.met = optimizer._noise_key.releases, int(optimizer.iterations)
 
     def start(self, law, expected_size, reproducible_sampling):
         self.law = law
@@ -703,13 +759,25 @@ class _Run:
         return before
 
     @contextlib.contextmanager
-    def fitting(self):
-        self.active = True
+    def fitting(self, callbacks):
+        """`fit` runs. Callbacks that hold a ledger file finish, however it ends."""
+        self.active, self.callbacks = True, tuple(callbacks)
+        error = None
         try:
             yield
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            self.active = False
-            self.iterator = None  # holds data
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._end)
+                for callback in callbacks:
+                    if getattr(callback, "reports_privacy", False):
+                        stack.callback(callback.finish, error)
+
+    def _end(self):
+        self.active, self.callbacks = False, ()
+        self.iterator = None  # holds data
 
     def snapshot(self, model):
         """A few entries of every trainable weight, at the first execution of a run."""

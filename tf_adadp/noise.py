@@ -19,6 +19,8 @@ import secrets
 import numpy as np
 import tensorflow as tf
 
+from tf_adadp import _process
+
 
 def gaussian(key, step, index, shape, stddev):
     """Draws N(0, diag(stddev²)), the same for the same (key, step, index).
@@ -91,7 +93,9 @@ class SecretKey:
 
     It is no `tf.Module`, no Keras object and no container, so checkpoints, Keras files, configs and
     variable lists of an object that holds it pass it by; it prints nothing; a copy, deep copy or
-    pickle of it is a holder of a NEW key (of the same seed, where there is one).
+    pickle of it is a holder of a NEW key (of the same seed, where there is one). After `os.fork` it
+    serves the parent alone: the child would draw the same noise, which then cancels between the
+    releases of the two.
 
     Make it where the model's variables are made (under a `tf.distribute` strategy: in its scope).
 
@@ -100,9 +104,10 @@ class SecretKey:
             starts over, with the same noise.
     """
 
-    __slots__ = ("__key", "__releases", "__seed", "__weakref__")
+    __slots__ = ("__key", "__process", "__releases", "__seed", "__weakref__")
 
     def __init__(self, seed=None):
+        self.__process = _process.token()
         self.__seed = seed
         with tf.init_scope():
             # Unaggregated: each replica counts in its own copy, all alike, also inside loops.
@@ -112,6 +117,7 @@ class SecretKey:
     @property
     def key(self):
         """The key, an int64 [2] tensor. Never log or return it from a function that is exported."""
+        self.check_process()
         return tf.convert_to_tensor(self.__key)
 
     @property
@@ -121,7 +127,12 @@ class SecretKey:
 
     @property
     def releases(self):
-        """How many releases were counted so far, an int (outside of graphs)."""
+        """How many releases were counted so far, an int (outside of graphs).
+
+        Raises:
+            RuntimeError: in a child of `os.fork`, as `key` and `next_step`.
+        """
+        self.check_process()
         return int(self.__releases)
 
     def next_step(self):
@@ -131,6 +142,7 @@ class SecretKey:
             RuntimeError: under a `tf.distribute` strategy that this holder was not made in: each
                 replica would count, and draw noise, by itself.
         """
+        self.check_process()
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync > 1 and not strategy.extended.variable_created_in_scope(
             self.__releases
@@ -142,10 +154,20 @@ class SecretKey:
         self.__releases.assign_add(1)
         return tf.convert_to_tensor(self.__releases)
 
+    def check_process(self):
+        """Raises a RuntimeError in a child of `os.fork`, which must not use the parent's key."""
+        if self.__process is not _process.token():
+            raise RuntimeError(
+                "this noise key was made before os.fork, in the parent process: both would draw "
+                "the same noise. Make the optimizer in the process that trains, or start "
+                'processes with multiprocessing.get_context("spawn").'
+            )
+
     def renew(self):
         """Draws a new key, unless there is a seed. The count goes on."""
         if not self.reproducible:
             self.__key.assign(new_key())
+            self.__process = _process.token()
 
     def __repr__(self):
         return f"SecretKey(reproducible={self.reproducible})"

@@ -81,7 +81,7 @@ def check_callbacks(callbacks):
             continue
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
             continue
-        if not monitor.startswith("val_") and monitor != "epsilon":
+        if not monitor.startswith(("val_", "epsilon_at_")) and monitor != "epsilon":
             raise ValueError(
                 f"{name}(monitor={monitor!r}) steers training by a training metric. "
                 + _STEERED.format(f"e.g. monitor='val_{monitor}'")
@@ -118,10 +118,10 @@ def check_labels(y):
 def check_metric_names(names):
     """Refuses names by which a training metric would pass for a released or validation one."""
     for name in names:
-        if name.startswith("val_") or name == "epsilon":
+        if name.startswith(("val_", "epsilon_at_")) or name == "epsilon":
             raise ValueError(
-                f"The metric name {name!r} is taken: `val_*` are validation metrics and `epsilon` "
-                "is the privacy cost. Rename the metric."
+                f"The metric name {name!r} is taken: `val_*` are validation metrics, `epsilon` and "
+                "`epsilon_at_*` the privacy cost. Rename the metric."
             )
 
 

@@ -1,6 +1,7 @@
 """PrivacyLedger: recording, reading, merging, storing, refusing."""
 
 import copy
+import hashlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import time
 import warnings
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import rdp
 from hypothesis import given, settings
@@ -22,14 +24,17 @@ from tf_adadp.accounting import (
     PoissonSampling,
     PrivacyLedger,
     PrivacyWarning,
+    RenyiFilter,
     UnknownSampling,
 )
+from tf_adadp.accounting.filters import LedgerBudget
 
 Relation = dp_accounting.NeighboringRelation
 Gaussian = dp_accounting.GaussianDpEvent
 LAW = PoissonSampling(60000, 600)
 EVENT = LAW.event(0.9)
 DELTA = 1e-6
+EMPTY = json.loads(PrivacyLedger().to_json())["ledger"]
 
 
 def filled(count=1800, law=LAW, sigma=0.9, **kwargs):
@@ -392,6 +397,195 @@ def test_copies_begin_entries_of_their_own(duplicate):
     assert twin.steps == 22
 
 
+# The data set
+
+
+@pytest.mark.parametrize("size", [60001, 6000])
+def test_ledgers_of_another_number_of_records_do_not_merge(size):
+    ledger, other = filled(10), filled(5, PoissonSampling(size, 600))
+    with pytest.raises(ValueError, match=f"number of records is 60000, that of.*{size}.*same_data"):
+        ledger.merge(other)
+    assert ledger.steps == 10
+    ledger.merge(other, same_data=True)
+    assert ledger.steps == 15
+    ledger.merge(filled(2, PoissonSampling(size, 60)))  # was said to be the same
+    assert ledger.steps == 17
+    ledger.merge(filled(2, FixedSizeSampling(60000, 30)))  # another q, another law
+    assert ledger.steps == 19
+
+
+def test_ledgers_of_other_names_do_not_merge():
+    def named(name, count=10):
+        ledger = PrivacyLedger(dataset=name)
+        ledger.add(EVENT, count, law=LAW)
+        return ledger
+
+    census, survey, unnamed = named("census"), named("survey"), filled(3)
+    with pytest.raises(ValueError, match="data set is 'census', that of the other ledger 'survey'"):
+        census.merge(survey)
+    census.merge(named("census"))
+    census.merge(unnamed)
+    assert census.steps == 23
+    unnamed.merge(survey)  # nothing was said of the first three
+    assert [entry.dataset for entry in unnamed.entries] == [None, "survey"]
+    assert unnamed.dataset == "survey"
+    census.merge(survey, same_data=True)
+    restored = PrivacyLedger.from_json(census.to_json())
+    assert restored.entries == census.entries
+    assert {entry.dataset for entry in restored.entries} == {"census", "survey", None}
+    assert "'census', 'survey'; 60000 records" in " ".join(census.statement(DELTA).split())
+    for bad in ("", 7):
+        with pytest.raises(ValueError, match="dataset must be a name"):
+            PrivacyLedger(dataset=bad)
+
+
+# Budgets, and what is an odometer reading
+
+BUDGET = RenyiFilter(8.0, 3.0, DELTA, Relation.ADD_OR_REMOVE_ONE)
+
+
+def budgeted(target=3.0, event=EVENT, law=LAW):
+    ledger = PrivacyLedger()
+    budget = ledger.budget_for(event, target, DELTA, law=law)
+    ledger.begin_budget(budget)
+    return ledger, budget
+
+
+@pytest.mark.parametrize("sigma", [0.7, 0.9, 3.0])
+@pytest.mark.parametrize("target", [0.3, 3.0, 12.0])
+def test_a_filter_for_one_event_stops_where_the_best_order_stops(sigma, target):
+    event = LAW.event(sigma)
+    ledger, budget = budgeted(target, event)
+    n = ledger.remaining(event, target, DELTA, law=LAW)
+    assert ledger.remaining_under(budget, event) == n
+    # Also where the budget is what these releases cost, to the last bit.
+    exact = filled(40, sigma=sigma).epsilon(DELTA)
+    ledger, budget = budgeted(exact, event)
+    assert ledger.remaining_under(budget, event) == 40
+    for left in range(39, -1, -1):
+        ledger.add(event, law=LAW)
+        assert ledger.remaining_under(budget, event) == left
+    assert ledger.budgets[0].outside == 0
+    ledger.add(event, law=LAW)
+    assert ledger.budgets[0].outside == 1
+    assert ledger.remaining_under(budget, event) == 0
+
+
+def test_a_budget_bounds_what_an_adaptive_strategy_spends():
+    """Noise chosen by what is left: the best order of the sum moves, the filter's does not."""
+    rng = np.random.default_rng(0)
+    ledger, budget = budgeted(2.0)
+    events = [LAW.event(sigma) for sigma in (0.6, 0.9, 2.0, 8.0)]
+    for _ in range(200):
+        event = events[rng.integers(4)]
+        count = min(ledger.remaining_under(budget, event), int(rng.integers(1, 400)))
+        if count:
+            ledger.add(event, count, law=LAW)
+    assert ledger.budgets == (LedgerBudget(budget, 0),)
+    assert 1.5 < ledger.epsilon(DELTA) <= 2.0
+    text = " ".join(ledger.statement(DELTA).split())
+    assert "odometer reading" in text
+    assert "epsilon = 2 at delta = 1e-06 is guaranteed" in text
+
+
+def test_a_running_budget_goes_on_after_loading_and_merging():
+    ledger, budget = budgeted()
+    ledger.add(EVENT, 100, law=LAW)
+    restored = PrivacyLedger.from_json(ledger.to_json())
+    assert restored.budgets == ledger.budgets
+    fresh = PrivacyLedger()
+    fresh.merge(restored)
+    # Another sigma would suit another order; the running one stays.
+    assert fresh.budget_for(LAW.event(8.0), 3.0, DELTA, law=LAW) == budget
+    assert fresh.budget_for(LAW.event(8.0), 2.0, DELTA, law=LAW) != budget
+    fresh.add(EVENT, 10, law=LAW)
+    fresh.merge(ledger)
+    ledger.merge(fresh)
+    assert fresh.budgets == ledger.budgets == (LedgerBudget(budget, 0),)
+    # Two branches of one checkpoint, each within the budget, know nothing of each other.
+    ledger.add(EVENT, 7, law=LAW)
+    restored.add(EVENT, 5, law=LAW)
+    ledger.merge(restored)
+    assert ledger.budgets[0].outside == 5
+    # Nor does a run that was held to no budget.
+    fresh.merge(filled(3))
+    assert fresh.budgets[0].outside == 3
+
+
+def test_a_budget_speaks_for_nothing_before_it_or_beside_it():
+    ledger = filled(10)
+    ledger.begin_budget(BUDGET)
+    ledger.begin_budget(BUDGET)
+    assert ledger.budgets == (LedgerBudget(BUDGET, 10),)
+    assert "is NO guarantee for all that is recorded: 10 releases" in " ".join(
+        ledger.statement(DELTA).split()
+    )
+    ledger, _ = budgeted()
+    ledger.add(dp_accounting.NonPrivateDpEvent())
+    ledger.begin_budget(BUDGET)  # raised, having seen results
+    assert [budget.outside for budget in ledger.budgets] == [1, 1]
+    with pytest.raises(ValueError, match="no order has a budget"):
+        budgeted(1e-3)
+    with pytest.raises(ValueError, match="target_epsilon must be"):
+        budgeted(-1.0)
+
+
+def test_what_the_ledger_knows_to_be_an_odometer_reading():
+    ledger = filled(10)
+    assert ledger.odometer_reasons == ()
+    assert "odometer" not in repr(ledger)
+    assert "provided that noise, sampling and the number of steps" in ledger_text(ledger)
+    ledger.add(LAW.event(1.5), 5, law=LAW)  # somebody looked, or had planned to
+    assert "(2 settings)" in ledger.odometer_reasons[0]
+    assert repr(ledger).endswith("odometer reading>")
+    assert "not by itself a guarantee" in ledger_text(ledger)
+    ledger.declare_plan("10 steps at 0.9, then 5 at 1.5")
+    assert ledger.odometer_reasons == ()
+    assert "declared by the user: 10 steps at 0.9" in ledger_text(ledger)
+    ledger.mark_odometer("stopped by a validation metric")
+    ledger.mark_odometer("stopped by a validation metric")
+    restored = PrivacyLedger.from_json(ledger.to_json())
+    assert restored.odometer_reasons == ("stopped by a validation metric",)
+    assert restored.plan == ledger.plan
+    fresh = PrivacyLedger()
+    fresh.merge(restored)
+    assert fresh.odometer_reasons == restored.odometer_reasons
+    assert fresh.plan == ledger.plan
+    fresh.merge(filled(1))  # which the plan did not speak of
+    assert fresh.plan is None
+    assert len(fresh.odometer_reasons) == 2
+    adaptive = filled(1, origin="AGD", adaptive=True)
+    assert adaptive.odometer_reasons == ("AGD chose its noise by earlier outcomes",)
+    for bad in ("", None):
+        with pytest.raises(ValueError, match="reason must be"):
+            ledger.mark_odometer(bad)
+        with pytest.raises(ValueError, match="plan must be"):
+            ledger.declare_plan(bad)
+
+
+def ledger_text(ledger):
+    return " ".join(ledger.statement(DELTA).split())
+
+
+def test_files_of_the_first_version_are_read():
+    ledger = filled(10, origin="DPSGD")
+    (entry,) = json.loads(ledger.to_json())["ledger"]["entries"]
+    del entry["adaptive"], entry["dataset"]
+    content = {"history_lost": ["gone"], "entries": [entry]}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    document = {
+        "format": "tf_adadp.PrivacyLedger",
+        "version": 1,
+        "sha256": hashlib.sha256(canonical.encode()).hexdigest(),
+        "ledger": content,
+    }
+    restored = PrivacyLedger.from_json(json.dumps(document))
+    assert restored.entries == ledger.entries
+    assert restored.unknown_reasons == ("gone",)
+    restored.merge(ledger)
+    assert restored.steps == 10
+
+
 # Storing
 
 
@@ -421,15 +615,17 @@ def test_file_round_trip(tmp_path):
 
 def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "ledger.json"
-    filled(1).save(path)
+    ledger = filled(1)
+    ledger.save(path)
     old = path.read_text()
+    ledger.add(EVENT, law=LAW)
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        filled(2).save(path)
+        ledger.save(path)
     assert path.read_text() == old
     assert os.listdir(tmp_path) == ["ledger.json"]
 
@@ -449,10 +645,10 @@ def edit(**changes):
         (lambda text: text.replace('"count": 30', '"count": 3'), "edited or damaged"),
         (lambda text: text.replace("16.0", "61.0"), "edited or damaged"),
         (lambda text: text.replace("16.0", "NaN"), "not finite"),
-        (edit(version=2), "version is 2.*reads version 1"),
+        (edit(version=3), "version is 3.*reads versions 1 to 2"),
         (edit(format="other"), "format"),
         (edit(ledger={"entries": []}), "incomplete"),
-        (edit(ledger={"entries": {}, "history_lost": []}), "malformed"),
+        (edit(ledger={**EMPTY, "entries": {}}), "malformed"),
         (lambda text: "[]", "format"),
         (lambda text: b"\xff\xfe\x00", "no usable privacy ledger"),
     ],
@@ -479,9 +675,25 @@ def test_a_file_with_a_right_checksum_is_still_checked():
         "entry",
     ):
         with pytest.raises(ValueError, match="must|wrong|unknown"):
-            PrivacyLedger.from_json(format_document({"entries": [bad], "history_lost": []}))
+            PrivacyLedger.from_json(format_document({**EMPTY, "entries": [bad]}))
     with pytest.raises(ValueError, match="occurs twice"):
-        PrivacyLedger.from_json(format_document({"entries": [good, good], "history_lost": []}))
+        PrivacyLedger.from_json(format_document({**EMPTY, "entries": [good, good]}))
+    budget = {"filter": {"order": 8.0, "epsilon": 3.0, "delta": 1e-5}, "outside": 0}
+    relation = {"neighboring_relation": "ADD_OR_REMOVE_ONE"}
+    sound = {**budget, "filter": {**budget["filter"], **relation}}
+    assert PrivacyLedger.from_json(format_document({**EMPTY, "budgets": [sound]})).budgets
+    for wrong in (
+        {"budgets": [budget]},
+        {"budgets": ["budget"]},
+        {"budgets": [{**sound, "outside": -1}]},
+        {"budgets": [{"filter": {**sound["filter"], "order": 7.77}, "outside": 0}]},
+        {"dataset": 3},
+        {"plan": ""},
+        {"readings": [None]},
+        {"history_lost": [""]},
+    ):
+        with pytest.raises(ValueError, match="must|wrong"):
+            PrivacyLedger.from_json(format_document({**EMPTY, **wrong}))
 
 
 def test_missing_files_are_an_os_error(tmp_path):

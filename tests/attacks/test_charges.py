@@ -170,13 +170,50 @@ def test_weights_files_without_a_ledger(tmp_path):
     lost_history(private, "without a ledger")
 
 
-def test_tensorflow_checkpoints_do_not_hold_the_ledger(tmp_path):
+def checkpointed(private, path, whole):
+    """A tf.train.Checkpoint with the DPModel in it, or with its parts alone."""
+    private.optimizer.build(private.trainable_variables)
+    if whole:
+        return tf.train.Checkpoint(model=private)
+    return tf.train.Checkpoint(net=private.model, optimizer=private.optimizer)
+
+
+def test_tensorflow_checkpoints_of_the_model_hold_the_ledger(tmp_path):
     trained, private = private_model(), private_model()
     fit(trained)
-    path = tf.train.Checkpoint(model=trained).save(tmp_path / "c")
-    private.optimizer.build(private.trainable_variables)
-    tf.train.Checkpoint(model=private).restore(path)
-    assert_same_weights(private.get_weights(), trained.get_weights())
+    path = checkpointed(trained, tmp_path, whole=True).save(tmp_path / "c")
+    fit(private, epochs=2)
+    for _ in range(2):
+        checkpointed(private, tmp_path, whole=True).restore(path)
+        assert_same_weights(private.get_weights(), trained.get_weights())
+        assert private.epsilon(DELTA) == pytest.approx(after(3 * STEPS))
+    fit(private)
+    assert private.epsilon(DELTA) == pytest.approx(after(4 * STEPS))
+
+
+def test_a_tampered_ledger_in_a_checkpoint_fails_closed(tmp_path, monkeypatch):
+    trained, private = private_model(), private_model()
+    fit(trained)
+    lower = trained.ledger.to_json().replace('"count": 4', '"count": 1')
+    monkeypatch.setattr(type(trained._ledger_state), "serialize", lambda self: lower.encode())
+    path = checkpointed(trained, tmp_path, whole=True).save(tmp_path / "c")
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        checkpointed(private, tmp_path, whole=True).restore(path)
+    lost_history(private, "damaged")
+
+
+@pytest.mark.parametrize("own_epochs", [0, 1, 3])
+def test_checkpoints_without_the_ledger_are_seen(own_epochs, tmp_path):
+    """Also those of a run with fewer steps than this model's ledger knows of."""
+    trained, private = private_model(), private_model()
+    fit(trained, epochs=2)
+    path = checkpointed(trained, tmp_path, whole=False).save(tmp_path / "c")
+    if own_epochs:
+        fit(private, epochs=own_epochs)
+        private.save_weights(tmp_path / "w.weights.h5")
+        private = private_model()
+        private.load_weights(tmp_path / "w.weights.h5")  # nor is a loaded model fooled
+    checkpointed(private, tmp_path, whole=False).restore(path)
     refuses(private, "restored without the ledger")
 
 

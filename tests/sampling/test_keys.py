@@ -1,4 +1,6 @@
+import ast
 import copy
+import os
 import pickle
 import threading
 
@@ -84,3 +86,19 @@ def test_the_counter_only_moves_forward():
     with pytest.raises(ValueError, match="cannot go back from 5 to 4"):
         counter.advance_to(4)
     assert pickle.loads(pickle.dumps(counter)).next == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_draws_lots_of_its_own():
+    secret, seeded = LotKey(), LotKey(7)
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writable, repr([draw(secret, 0), draw(secret, 0), draw(seeded, 3)]).encode())
+        os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as answer:
+        first, again, golden = ast.literal_eval(answer.read())
+    os.waitpid(child, 0)
+    assert first == again != draw(secret, 0)
+    assert golden == GOLDEN

@@ -82,3 +82,20 @@ def steps(value) -> int:
 def count(value, name: str = "count") -> int:
     """A number of releases ≥ 1."""
     return integer(name, value, "a whole number ≥ 1", lambda x: x >= 1)
+
+
+def dataset(value) -> str | None:
+    """The name that a user gave to a data set; None where none was given."""
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise ValueError(
+            f"dataset must be a name, such as 'census-2025', or None, got {value!r}. It is public: "
+            "nothing computed from the records."
+        )
+    return value
+
+
+def non_empty_text(name: str, value) -> str:
+    """A string that says something."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be a non-empty string, got {value!r}.")
+    return value

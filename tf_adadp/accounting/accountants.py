@@ -94,6 +94,22 @@ class Composition:
             return float(_pld_accountant(self).get_epsilon(delta))
         return float(_RENYI[accountant][1](*self._rdp(accountant), delta))
 
+    def epsilon_at_order(self, order: float, delta: float) -> float:
+        """Returns ε at δ by the Rényi bound of one order alone, as "rdp" converts it.
+
+        Raises:
+          ValueError: an order that the accountant does not know, or an event it cannot analyse.
+        """
+        if not self.charges:
+            return 0.0
+        if self._is_non_private():
+            return math.inf
+        orders, bound = self._rdp("rdp")
+        chosen = orders == order
+        if not chosen.any():
+            raise ValueError(f"order must be one that the accountant knows, got {order!r}.")
+        return float(_RENYI["rdp"][1](orders[chosen], bound[chosen], delta))
+
     def delta(self, epsilon: float, accountant: str) -> float:
         """Returns δ at a finite ε ≥ 0; 0 for nothing, 1 for anything non-private.
 

@@ -26,6 +26,8 @@ class LedgerEntry:
       neighboring_relation: the relation the event is stated for; None under an unknown law.
       origin: who released, for people to read.
       reproducible_noise: True if the noise came from a given seed.
+      adaptive: True if the outcomes of earlier releases decided what this one is.
+      dataset: the name its user gave to the data set; None if none was given.
       key: the event in canonical form, see `event_key`.
     """
 
@@ -36,6 +38,8 @@ class LedgerEntry:
     neighboring_relation: dp_accounting.NeighboringRelation | None
     origin: str | None
     reproducible_noise: bool
+    adaptive: bool = False
+    dataset: str | None = None
     key: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -45,10 +49,10 @@ class LedgerEntry:
             raise ValueError(f"law must be a sampling law or None, got {self.law!r}.")
         if not (self.origin is None or isinstance(self.origin, str)):
             raise ValueError(f"origin must be a string or None, got {self.origin!r}.")
-        if not isinstance(self.reproducible_noise, bool):
-            raise ValueError(
-                f"reproducible_noise must be True or False, got {self.reproducible_noise!r}."
-            )
+        for name in ("reproducible_noise", "adaptive"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        _checks.dataset(self.dataset)
         object.__setattr__(self, "count", _checks.count(self.count))
         object.__setattr__(self, "neighboring_relation", self._resolved_relation())
         # Refuses unknown events and numbers out of range.
@@ -96,6 +100,8 @@ class LedgerEntry:
             self.neighboring_relation,
             self.origin,
             self.reproducible_noise,
+            self.adaptive,
+            self.dataset,
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -109,6 +115,8 @@ class LedgerEntry:
             "neighboring_relation": None if relation is None else relation.name,
             "origin": self.origin,
             "reproducible_noise": self.reproducible_noise,
+            "adaptive": self.adaptive,
+            "dataset": self.dataset,
         }
 
     @classmethod

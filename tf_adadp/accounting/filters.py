@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import dp_accounting
+import numpy as np
 
 from tf_adadp.accounting import _checks, _search
 from tf_adadp.accounting.accountants import Composition, _event_rdp
@@ -72,11 +74,56 @@ class RenyiFilter:
         orders, bound = _rdp(event, self.neighboring_relation)
         return float(bound[list(orders).index(self.order)])
 
+    def epsilon_of(self, releases: Composition) -> float:
+        """Returns ε at δ of a composition by this order alone; above `epsilon` it does not fit."""
+        return releases.epsilon_at_order(self.order, self.delta)
+
+    def remaining(self, spent: Composition, event: dp_accounting.DpEvent) -> int:
+        """Returns how many more releases of `event` pass after `spent`; at most 2^53."""
+        if self.epsilon_of(spent) > self.epsilon:
+            return 0
+        key = event_key(event)
+        return _search.largest_count(
+            lambda count: self.epsilon_of(spent.plus([(key, count)])), self.epsilon
+        )
+
     def has_room(self, spent: float, events: Sequence[dp_accounting.DpEvent]) -> bool:
         """Whether `events`, one of each, still fit after `spent`. False where spent is NaN."""
         for event in events:
             spent += self.cost(event)
         return spent <= self.budget
+
+    @classmethod
+    def for_event(
+        cls, event: dp_accounting.DpEvent, epsilon: float, delta: float, spent: Composition
+    ) -> "RenyiFilter":
+        """Returns the filter whose order lets the most releases of one event pass after `spent`.
+
+        For releases of this event alone it stops where the best order of all would stop: at that
+        number of releases, this is the best order.
+
+        Raises:
+          ValueError: epsilon or delta is out of range; no order has a budget.
+        """
+        candidates = []
+        orders, cost = _rdp(event, spent.relation)
+        before = spent._rdp("rdp")[1] if spent.charges else np.zeros(len(orders))
+        for order, once, used in zip(orders, cost, before, strict=True):
+            try:
+                candidate = cls(float(order), epsilon, delta, spent.relation)
+            except ValueError:  # no budget at this order
+                _checks.target_epsilon(epsilon), _checks.delta(delta)
+                continue
+            room = candidate.budget - used
+            candidates.append(
+                (room / once if once > 0 else math.copysign(math.inf, room), candidate)
+            )
+        if not candidates:
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order has "
+                "a budget."
+            )
+        return max(candidates, key=lambda pair: pair[0])[1]
 
     @classmethod
     def calibrate(
@@ -121,6 +168,48 @@ class RenyiFilter:
                 "has a budget for the planned releases."
             )
         return sigma, best[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerBudget:
+    """A budget as a ledger keeps it.
+
+    Attributes:
+      filter: the `RenyiFilter`, fixed when the budget began.
+      outside: how many releases the filter does not speak for: made before it was fixed, beside
+        it, or where it had no room. 0 makes the budget a guarantee.
+    """
+
+    filter: RenyiFilter
+    outside: int
+
+    def __post_init__(self):
+        if not isinstance(self.filter, RenyiFilter):
+            raise ValueError(f"filter must be a RenyiFilter, got {self.filter!r}.")
+        _checks.integer("outside", self.outside, "a whole number ≥ 0", lambda x: x >= 0)
+
+    def plus(self, outside: int) -> "LedgerBudget":
+        """Returns this budget with more releases outside of it."""
+        return dataclasses.replace(self, outside=self.outside + outside)
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns a JSON-able dict."""
+        relation = self.filter.neighboring_relation.name
+        return {
+            "filter": {**dataclasses.asdict(self.filter), "neighboring_relation": relation},
+            "outside": self.outside,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "LedgerBudget":
+        """Builds the budget that `to_config` wrote; ValueError for anything else."""
+        try:
+            fields = dict(config["filter"])
+            relation = dp_accounting.NeighboringRelation[fields.pop("neighboring_relation")]
+            rest = {name: value for name, value in config.items() if name != "filter"}
+            return cls(RenyiFilter(neighboring_relation=relation, **fields), **rest)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a budget has wrong fields: {error!r}.") from error
 
 
 def _rdp(event, relation):

@@ -6,6 +6,7 @@ import pathlib
 import threading
 import uuid
 import warnings
+from collections.abc import Iterable
 
 import dp_accounting
 
@@ -14,9 +15,15 @@ from tf_adadp.accounting.accountants import Composition, check_accountant, is_no
 from tf_adadp.accounting.api import largest_count, least_noise_multiplier
 from tf_adadp.accounting.comparison import Comparison, compare_releases
 from tf_adadp.accounting.entry import LedgerEntry
+from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
 from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
 from tf_adadp.accounting.statement import privacy_statement
-from tf_adadp.accounting.storage import format_document, parse_document, write_atomically
+from tf_adadp.accounting.storage import (
+    format_document,
+    lock_if_possible,
+    parse_document,
+    write_atomically,
+)
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -37,10 +44,26 @@ class PrivacyLedger:
     loaded, merged or copied starts new entries: so two continuations of one checkpoint stay
     apart, and `merge` can unite them without losing or double-counting a release.
 
+    A figure is a guarantee for what was fixed before the first release. What this ledger knows to
+    have been decided on the way is in `odometer_reasons`; a budget that holds all the same is in
+    `budgets`.
+
     Adding is thread-safe.
+
+    Args:
+      dataset: a public name for the data set, written into every release from now on. A ledger of
+        another data set is then refused by `merge`. Never a hash of the records: that would be a
+        statistic of them, released without noise. None for no name.
+
+    Raises:
+      ValueError: dataset is neither None nor a non-empty string.
     """
 
-    def __init__(self):
+    def __init__(self, dataset: str | None = None):
+        self.dataset = dataset
+        self._budgets: list[LedgerBudget] = []
+        self._readings: list[str] = []
+        self._plan: str | None = None
         self._entries: dict[str, LedgerEntry] = {}
         self._unknown: list[str] = []
         self._open_id: str | None = None  # the entry this object may still count up
@@ -58,6 +81,7 @@ class PrivacyLedger:
         neighboring_relation: dp_accounting.NeighboringRelation | None = None,
         origin: str | None = None,
         reproducible_noise: bool = False,
+        adaptive: bool = False,
     ) -> None:
         """Records `count` releases of `event`. Call it before they are made.
 
@@ -69,13 +93,22 @@ class PrivacyLedger:
           neighboring_relation: for an event without a law; ADD_OR_REMOVE_ONE if left out.
           origin: who released, for people to read.
           reproducible_noise: True if the noise came from a given seed; every report says so.
+          adaptive: True if the outcomes of earlier releases decided noise or sampling of this one.
 
         Raises:
           ValueError: an argument is out of range, the event is of an unknown class, it contradicts
             the law, or the relation does.
         """
         entry = LedgerEntry(
-            uuid.uuid4().hex, event, count, law, neighboring_relation, origin, reproducible_noise
+            uuid.uuid4().hex,
+            event,
+            count,
+            law,
+            neighboring_relation,
+            origin,
+            reproducible_noise,
+            adaptive,
+            self.dataset,
         )
         with self._lock:
             last = self._entries.get(self._open_id)
@@ -83,6 +116,51 @@ class PrivacyLedger:
                 entry = dataclasses.replace(last, count=last.count + entry.count)
             self._entries[entry.id] = entry
             self._open_id = entry.id
+            if self._budgets and not self._fits(self._budgets[-1]):
+                self._budgets[-1] = self._budgets[-1].plus(count)
+
+    def begin_budget(self, budget: RenyiFilter) -> None:
+        """Records that releases are held to a budget from now on, and replaces an earlier one.
+
+        Asking before each release whether there is room (`remaining`, `RenyiFilter.has_room`) is
+        the caller's part. The ledger counts what a budget does not speak for: releases before it
+        began, and those that it had no room for. Nothing happens where the same budget runs.
+
+        Raises:
+          ValueError: budget is no `RenyiFilter`.
+        """
+        with self._lock:
+            if self._budgets and self._budgets[-1].filter == budget:
+                return
+            begun = LedgerBudget(budget, self.steps)
+            self._budgets = [b for b in self._budgets if b.filter != budget] + [begun]
+
+    def mark_odometer(self, reason: str) -> None:
+        """Records that results decided where releases ended or what they were.
+
+        ε is then an odometer reading: what was spent, and no (ε, δ) that was promised beforehand.
+
+        Raises:
+          ValueError: reason is not a non-empty string.
+        """
+        _checks.non_empty_text("reason", reason)
+        with self._lock:
+            if reason not in self._readings:
+                self._readings.append(reason)
+
+    def declare_plan(self, plan: str) -> None:
+        """Records your word that noise, sampling and numbers of steps were fixed beforehand.
+
+        Without it a change of noise or sampling makes ε an odometer reading. It takes back nothing
+        that was recorded by `mark_odometer`; every statement quotes it as your declaration.
+
+        Args:
+          plan: what was fixed, e.g. "noise multiplier 4 for 500 steps, then 2 for 100".
+
+        Raises:
+          ValueError: plan is not a non-empty string.
+        """
+        self._plan = _checks.non_empty_text("plan", plan)
 
     def mark_unknown(self, reason: str) -> None:
         """Records that history was lost: from now on no ε or δ is reported. There is no undo.
@@ -90,27 +168,35 @@ class PrivacyLedger:
         Raises:
           ValueError: reason is not a non-empty string.
         """
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(f"reason must be a non-empty string, got {reason!r}.")
+        _checks.non_empty_text("reason", reason)
         with self._lock:
             if reason not in self._unknown:
                 self._unknown.append(reason)
 
-    def merge(self, other: "PrivacyLedger") -> None:
+    def merge(self, other: "PrivacyLedger", *, same_data: bool = False) -> None:
         """Takes over the other ledger's entries: the union by id, the larger count for each.
 
         Merging checkpoints of one run, in any order and however often, gives the releases of that
         run; merging separate runs on the same data gives the releases of both.
 
+        Args:
+          other: the ledger to take over; it stays as it is.
+          same_data: True if ledgers of different names, or with no number of records in common,
+            are to be added up all the same: a part of the same records, a table that grew. That
+            never lowers ε.
+
         Raises:
-          ValueError: the same id stands for different releases; nothing is changed then.
+          ValueError: the ledgers are about different data sets; or the same id stands for
+            different releases. Nothing is changed then.
         """
         if not isinstance(other, PrivacyLedger):
             raise ValueError(f"other must be a PrivacyLedger, got {other!r}.")
-        theirs, unknown = other.entries, other.unknown_reasons
+        if not same_data:
+            self.check_data(*other._data(), whose="the other ledger")
+        theirs = {entry.id: entry for entry in other.entries}
         with self._lock:
             merged = dict(self._entries)
-            for entry in theirs:
+            for entry in theirs.values():
                 mine = merged.setdefault(entry.id, entry)
                 if not mine.repeats(entry):
                     raise ValueError(
@@ -118,10 +204,52 @@ class PrivacyLedger:
                         "of them was altered."
                     )
                 merged[entry.id] = max(mine, entry, key=lambda e: e.count)
+            budgets = _merged_budgets(self, other)
+            if self._plan is None and not self._entries:
+                self._plan = other._plan
+            elif other._plan != self._plan and _surplus(theirs, self._entries):
+                self._plan = None  # it was about other releases
             self._entries = merged
             self._open_id = None
-            for reason in unknown:
+            self._budgets = budgets
+            self.dataset = self.dataset or other.dataset
+            for reason in other.unknown_reasons:
                 self.mark_unknown(reason)
+            for reason in other._readings:
+                self.mark_odometer(reason)
+
+    def check_data(
+        self,
+        names: Iterable[str],
+        sizes: Iterable[int],
+        whose: str = "the run",
+    ) -> None:
+        """Refuses data that are not those of this ledger, as far as names and sizes tell.
+
+        Args:
+          names: data set names; empty where none was given.
+          sizes: numbers of records; empty where none is known.
+          whose: what they belong to, for the message.
+
+        Raises:
+          ValueError: names on both sides, or sizes on both sides, and none in common.
+        """
+        for what, mine, theirs in zip(
+            ("data set", "number of records"), self._data(), (names, sizes), strict=True
+        ):
+            theirs = set(theirs)
+            if mine and theirs and not mine & theirs:
+                raise ValueError(
+                    f"this ledger is about another data set: its {what} is {_listed(mine)}, that "
+                    f"of {whose} {_listed(theirs)}. Keep one ledger for each data set; where both "
+                    "hold the same records (a part of them, a table that grew), say same_data=True."
+                )
+
+    def covers(self, other: "PrivacyLedger") -> bool:
+        """Whether every release and every gap that the other ledger records is in this one."""
+        theirs = {entry.id: entry for entry in other.entries}
+        mine = {entry.id: entry for entry in self.entries}
+        return not _surplus(theirs, mine) and set(other.unknown_reasons) <= set(self._unknown)
 
     # Reading
 
@@ -140,6 +268,43 @@ class PrivacyLedger:
     def unknown_reasons(self) -> tuple[str, ...]:
         """Why history is incomplete; empty if it is complete."""
         return tuple(self._unknown)
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set's name, for releases from now on; None for none."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, name: str | None) -> None:
+        self._dataset = _checks.dataset(name)
+
+    @property
+    def budgets(self) -> tuple[LedgerBudget, ...]:
+        """The budgets that releases were held to, the running one last."""
+        return tuple(self._budgets)
+
+    @property
+    def plan(self) -> str | None:
+        """What the user declared to have been fixed beforehand, or None."""
+        return self._plan
+
+    @property
+    def odometer_reasons(self) -> tuple[str, ...]:
+        """Why ε is an odometer reading; empty where nothing is known that makes it one.
+
+        The ledger knows what it was told (`mark_odometer`, `adaptive`) and sees where noise or
+        sampling changed. It cannot see why someone trained on, stopped, or began anew.
+        """
+        reasons = list(self._readings)
+        origins = dict.fromkeys(e.origin or "a mechanism" for e in self.entries if e.adaptive)
+        reasons += [f"{origin} chose its noise by earlier outcomes" for origin in origins]
+        settings = {(e.event, e.law) for e in self.entries if e.law is not None and not e.adaptive}
+        if len(settings) > 1 and self._plan is None:
+            reasons.append(
+                f"noise or sampling changed between releases ({len(settings)} settings), and "
+                "nobody declared that this was planned"
+            )
+        return tuple(reasons)
 
     def epsilon(self, delta: float, accountant: str = "rdp") -> float:
         """Returns ε at δ for all releases recorded; ∞ if one of them is non-private.
@@ -217,11 +382,8 @@ class PrivacyLedger:
         target_epsilon = _checks.target_epsilon(target_epsilon)
         delta = _checks.delta(delta)
         check_accountant(accountant)
-        entries = self.entries
         probe = _probe(event, 1, law, neighboring_relation)
-        both = self._analyse((*entries, probe), delta)  # refuses what does not add up
-        spent = self._composition(entries) if entries else Composition((), both.relation)
-        one = self._composition((probe,))
+        spent, one = self._spent_and(probe, delta), self._composition((probe,))
         return largest_count(spent, one, target_epsilon, delta, accountant)
 
     def calibrate_noise_multiplier(
@@ -269,11 +431,41 @@ class PrivacyLedger:
         charges = [(entry.key, entry.count) for entry in entries]
         return compare_releases(composition, charges, delta)
 
+    def budget_for(
+        self,
+        event: dp_accounting.DpEvent,
+        target_epsilon: float,
+        delta: float,
+        law: SamplingLaw | None = None,
+        neighboring_relation: dp_accounting.NeighboringRelation | None = None,
+    ) -> RenyiFilter:
+        """Returns the filter to hold coming releases of `event` to: see `begin_budget`.
+
+        The running budget, where it is one of this ε and δ; else one of the order that suits these
+        releases. Arguments and errors as for `remaining`.
+        """
+        spent = self._spent_and(_probe(event, 1, law, neighboring_relation), delta)
+        for running in self._budgets[-1:]:
+            filter = running.filter
+            promised = filter.epsilon, filter.delta, filter.neighboring_relation
+            if promised == (target_epsilon, delta, spent.relation):
+                return filter
+        return RenyiFilter.for_event(event, target_epsilon, delta, spent)
+
+    def remaining_under(self, budget: RenyiFilter, event: dp_accounting.DpEvent) -> int:
+        """Returns how many more releases of `event` a filter lets pass; 0 if history was lost."""
+        try:
+            spent = self._composition(self.entries)
+        except ValueError:
+            return 0
+        return budget.remaining(spent, event)
+
     def statement(self, delta: float, accountant: str = "rdp") -> str:
         """Returns a plain-text privacy statement for people, several lines.
 
-        It names unit, neighbouring relation, sampling, accountant, ε, δ, the number of releases
-        and what is not covered. Where no ε can be reported it says so, and why.
+        It names unit, neighbouring relation, sampling, accountant, ε, δ, whether ε is a guarantee
+        or an odometer reading, budgets, the number of releases and what is not covered. Where no ε
+        can be reported it says so, and why.
 
         Raises:
           ValueError: δ out of range or unknown accountant.
@@ -284,7 +476,29 @@ class PrivacyLedger:
             epsilon, refusal = self.epsilon(delta, accountant), None
         except ValueError as error:
             epsilon, refusal = None, str(error)
-        return privacy_statement(self.entries, epsilon, delta, accountant, refusal)
+        return privacy_statement(self, epsilon, delta, accountant, refusal)
+
+    def _data(self) -> tuple[set[str], set[int]]:
+        """The names and numbers of records that the ledger is about."""
+        entries = self.entries
+        names = {self.dataset, *(entry.dataset for entry in entries)} - {None}
+        return names, {e.law.num_examples for e in entries if e.law is not None} - {None}
+
+    def _fits(self, budget: LedgerBudget) -> bool:
+        """Whether everything recorded is within the budget."""
+        try:
+            spent = self._composition(self.entries)
+            if spent.charges and spent.relation is not budget.filter.neighboring_relation:
+                return False
+            return budget.filter.epsilon_of(spent) <= budget.filter.epsilon
+        except ValueError:  # history was lost, or an event that no Rényi accountant knows
+            return False
+
+    def _spent_and(self, probe: LedgerEntry, delta: float) -> Composition:
+        """What was spent, once it is clear that the probe can be added to it."""
+        entries = self.entries
+        both = self._analyse((*entries, probe), delta)  # refuses what does not add up
+        return self._composition(entries) if entries else Composition((), both.relation)
 
     def _composition(self, entries: tuple[LedgerEntry, ...]) -> Composition:
         """The releases as one composition, or a ValueError saying why there is none."""
@@ -349,7 +563,11 @@ class PrivacyLedger:
         """Returns the ledger as human-readable, versioned JSON with a checksum."""
         with self._lock:
             content = {
+                "dataset": self.dataset,
                 "history_lost": list(self._unknown),
+                "readings": list(self._readings),
+                "plan": self._plan,
+                "budgets": [budget.to_config() for budget in self._budgets],
                 "entries": [entry.to_config() for entry in self._entries.values()],
             }
         return format_document(content)
@@ -370,14 +588,35 @@ class PrivacyLedger:
             ledger._entries[entry.id] = entry
         for reason in content["history_lost"]:
             ledger.mark_unknown(reason)
+        for reason in content.get("readings", ()):
+            ledger.mark_odometer(reason)
+        ledger._budgets = [LedgerBudget.from_config(b) for b in content.get("budgets", ())]
+        ledger.dataset = content.get("dataset")
+        if content.get("plan") is not None:
+            ledger.declare_plan(content["plan"])
         return ledger
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike, *, replace: bool = False) -> None:
         """Writes the ledger to `path`, at once and durably: readers see the old file or the new.
 
-        An existing file is replaced. To continue a history, `load` it first or `merge` it in.
+        Args:
+          path: the file. One that is there is replaced if all its releases are in this ledger.
+          replace: True to replace it whatever it holds.
+
+        Raises:
+          ValueError: the file records what this ledger does not, or is no usable ledger; nothing
+            is overwritten. `merge` the loaded file first to continue its history.
+          BlockingIOError: a running training writes the file.
+          OSError: the file cannot be written.
         """
-        write_atomically(path, self.to_json())
+        with lock_if_possible(path):
+            if not replace and os.path.lexists(path) and not self.covers(type(self).load(path)):
+                raise ValueError(
+                    f"{os.fspath(path)} records releases that this ledger does not know of, and "
+                    "was not overwritten. Merge it first, ledger.merge(PrivacyLedger.load(path)); "
+                    "or choose another path."
+                )
+            write_atomically(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "PrivacyLedger":
@@ -398,9 +637,42 @@ class PrivacyLedger:
         return PrivacyLedger.from_json, (self.to_json(),)
 
     def __repr__(self):
-        return f"<PrivacyLedger: {self.steps} releases in {len(self.entries)} entries>"
+        note = "; ε is an odometer reading" if self.odometer_reasons else ""
+        return f"<PrivacyLedger: {self.steps} releases in {len(self.entries)} entries{note}>"
 
 
 def _probe(event, count, law, neighboring_relation) -> LedgerEntry:
     """An entry that is never recorded, to validate and charge a release that is only considered."""
     return LedgerEntry("probe", event, count, law, neighboring_relation, None, False)
+
+
+def _surplus(theirs: dict[str, LedgerEntry], mine: dict[str, LedgerEntry]) -> int:
+    """How many of `theirs` releases are not in `mine`."""
+    return sum(
+        max(0, entry.count - (mine[id].count if id in mine else 0)) for id, entry in theirs.items()
+    )
+
+
+def _merged_budgets(ours: PrivacyLedger, other: PrivacyLedger) -> list[LedgerBudget]:
+    """The budgets of both ledgers, ours last; `outside` grows by releases made beside them."""
+    mine = {entry.id: entry for entry in ours.entries}
+    theirs = {entry.id: entry for entry in other.entries}
+    only_mine, only_theirs = _surplus(mine, theirs), _surplus(theirs, mine)
+    held = {budget.filter: budget for budget in ours.budgets}
+    others = {budget.filter: budget for budget in other.budgets}
+    merged = []
+    for filter in [*(f for f in others if f not in held), *held]:
+        if filter not in others:
+            merged.append(held[filter].plus(only_theirs))
+        elif filter not in held:
+            merged.append(others[filter].plus(only_mine))
+        else:
+            # Either one ledger continues the other; or two branches used what room there was, each
+            # without knowing of the other.
+            outside = max(held[filter].outside, others[filter].outside)
+            merged.append(LedgerBudget(filter, outside + min(only_mine, only_theirs)))
+    return merged
+
+
+def _listed(values) -> str:
+    return " or ".join(map(repr, sorted(values)))

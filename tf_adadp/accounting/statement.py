@@ -3,7 +3,6 @@
 import collections
 import math
 import textwrap
-from collections.abc import Sequence
 
 import dp_accounting
 
@@ -14,7 +13,10 @@ _RELATIONS = {
     _Relation.REPLACE_SPECIAL: "data sets that differ by replacing one {unit} by a null {unit}",
 }
 _UNITS = {
-    "record": "one record of the training data",
+    "record": (
+        "one record of the training data; a person with several records is protected less, the "
+        "records being counted one by one"
+    ),
     "user": "one user: all records of the training data with that user's id, however many",
 }
 _ACCOUNTANTS = {
@@ -24,47 +26,59 @@ _ACCOUNTANTS = {
     "wang_theorem9": "Rényi bound of Wang, Balle and Kasiviswanathan (2019), Theorem 9",
     "wang_theorem27": "Rényi bound of Wang, Balle and Kasiviswanathan (2019), Theorem 27",
 }
+_ASSUMPTIONS = (
+    "lots were drawn as stated, and nobody knows which records were in them; noise keys stay "
+    "secret; every release on these records is in this ledger; the number of records is public"
+)
 _NOT_COVERED = (
     "training metrics (loss and accuracy computed on the training records) unless released "
     "with noise; validation and test records; model selection and early stopping; "
     "hyper-parameter search; other uses of the same records not recorded here; attacks on the "
     "floating-point arithmetic of the noise."
 )
+_FIXED = (
+    "a guarantee, provided that noise, sampling and the number of steps were fixed before the "
+    "first release; nothing recorded here says otherwise, but a ledger cannot know why training "
+    "ended or went on"
+)
 
 
 def privacy_statement(
-    entries: Sequence, epsilon: float | None, delta: float, accountant: str, refusal: str | None
+    ledger, epsilon: float | None, delta: float, accountant: str, refusal: str | None
 ) -> str:
-    """Returns the statement for ledger entries, several lines ending in a newline.
+    """Returns the statement for a `PrivacyLedger`, several lines ending in a newline.
 
     Args:
-      entries: `LedgerEntry` objects.
-      epsilon: the guarantee at `delta` by `accountant`; None if it is refused.
+      ledger: what was released.
+      epsilon: ε at `delta` by `accountant`; None if it is refused.
       delta: δ.
       accountant: the accountant's name.
       refusal: why epsilon is None.
     """
-    if refusal is not None:
-        guarantee = f"NOT AVAILABLE: {refusal}"
-    elif math.isinf(epsilon):
-        guarantee = "epsilon = infinity: NO privacy guarantee, something was released without noise"
-    else:
-        guarantee = f"epsilon = {epsilon:.6g} at delta = {delta:g}"
+    entries = ledger.entries
+    laws = list(dict.fromkeys(entry.law for entry in entries if entry.law is not None))
+    lines = [("Guarantee", _figure(epsilon, delta, refusal))]
+    if refusal is None and not math.isinf(epsilon):
+        lines.append(("Kind of figure", _kind(ledger)))
+        if ledger.plan is not None:
+            lines.append(("Plan, declared by the user", ledger.plan))
+    lines += [("Budget", _budget(budget)) for budget in ledger.budgets]
     relations = dict.fromkeys(
         _RELATIONS.get(entry.neighboring_relation, "unknown").format(unit=entry.unit)
         for entry in entries
     )
     units = dict.fromkeys(_UNITS[entry.unit] for entry in entries)
-    laws = dict.fromkeys(
+    sampling = dict.fromkeys(
         entry.law.describe() if entry.law else "no sampling (or as the event states)"
         for entry in entries
     )
-    lines = [
-        ("Guarantee", guarantee),
+    lines += [
         ("Unit of privacy", "; ".join(units) or _UNITS["record"]),
+        ("Data set", _data_set(entries, laws, delta)),
         ("Neighbouring relation", "; ".join(relations) or "none, nothing was released"),
-        ("Sampling", "; ".join(laws) or "none, nothing was released"),
+        ("Sampling", "; ".join(sampling) or "none, nothing was released"),
         ("Accountant", _ACCOUNTANTS[accountant]),
+        ("Assumptions", _ASSUMPTIONS),
         ("Releases", f"{sum(entry.count for entry in entries)}"),
     ]
     kinds = collections.Counter()
@@ -85,3 +99,51 @@ def privacy_statement(
         textwrap.fill(f"{name}: {text}", width=88, subsequent_indent="    ") for name, text in lines
     )
     return f"Differential privacy statement\n{body}\n"
+
+
+def _figure(epsilon, delta, refusal):
+    if refusal is not None:
+        return f"NOT AVAILABLE: {refusal}"
+    if math.isinf(epsilon):
+        return "epsilon = infinity: NO privacy guarantee, something was released without noise"
+    return f"epsilon = {epsilon:.6g} at delta = {delta:g}"
+
+
+def _kind(ledger):
+    reasons = ledger.odometer_reasons
+    if not reasons:
+        return _FIXED
+    return (
+        "an odometer reading, what was spent by now; not by itself a guarantee for a procedure "
+        "that decides by results what it releases and when it ends: " + "; ".join(reasons)
+    )
+
+
+def _budget(budget):
+    filter = budget.filter
+    promised = f"epsilon = {filter.epsilon:.6g} at delta = {filter.delta:g}"
+    how = f"by a Rényi filter of order {filter.order:g}"
+    if budget.outside:
+        return (
+            f"{promised}, {how}, is NO guarantee for all that is recorded: {budget.outside} "
+            "releases were made before it was fixed, beside it or beyond it"
+        )
+    return (
+        f"{promised} is guaranteed, {how} that was fixed before the first release; it held every "
+        "release, although earlier outcomes may have decided noise, sampling and the end"
+    )
+
+
+def _data_set(entries, laws, delta):
+    names = dict.fromkeys(entry.dataset for entry in entries if entry.dataset is not None)
+    sizes = dict.fromkeys(law.num_examples for law in laws if law.num_examples is not None)
+    if not sizes:
+        records = "the number of records is not recorded"
+    else:
+        least = min(sizes)
+        records = (
+            " or ".join(f"{n} records" for n in sizes)
+            + f"; delta is {delta * least:.3g} of one over their number"
+            + (" (it should be well below 1)" if delta * least >= 0.5 else "")
+        )
+    return (", ".join(f"{name!r}" for name in names) or "no name was given") + f"; {records}"

@@ -273,6 +273,7 @@ class DPOptimizer:
             position: where lots are paid for by the pass (`ShuffledLots`), how many of one
                 iteration over them were charged before; 0 charges a new pass.
         """
+        self._noise_key.check_process()
         for event, count in law.charges(self.event(law), steps, position):
             ledger.add(
                 event,
@@ -280,6 +281,7 @@ class DPOptimizer:
                 law=law,
                 origin=self.ledger_origin,
                 reproducible_noise=self.seed is not None or reproducible_sampling,
+                adaptive=self.event_varies,
             )
         self._charged_releases += steps
 

@@ -115,7 +115,7 @@ class PCAProjection(keras.layers.Layer):
                 self.components._tf_adadp_ledger = stored
                 self._awaits_ledger = False
             else:
-                self.ledger.merge(stored)
+                self.ledger.merge(stored, same_data=True)
         self.components.assign(np.asarray(store["0"]))
 
     def get_config(self):

@@ -7,21 +7,25 @@ import threading
 
 import numpy as np
 
+from tf_adadp import _process
+
 
 class LotKey:
     """A 128-bit key from which the random generator of every step is derived.
 
     Without a seed the key comes from the operating system's entropy and never leaves the object: it
-    is not in `repr`, and a pickled or deep-copied key is a NEW key. Whoever knows the key knows
-    which examples were in which lot, and with that the amplification by sampling is gone.
+    is not in `repr`, and a pickled or deep-copied key is a NEW key, and so is that of a forked
+    process: lots of two processes are independent. Whoever knows the key knows which examples were
+    in which lot, and with that the amplification by sampling is gone.
 
     Raises:
         TypeError: `seed` is neither None nor an integer.
     """
 
-    __slots__ = ("_key", "seed")
+    __slots__ = ("_key", "_process", "seed")
 
     def __init__(self, seed=None):
+        self._process = _process.token()
         if seed is None:
             self.seed = None
             self._key = secrets.randbits(128)
@@ -38,7 +42,9 @@ class LotKey:
         self._key = int.from_bytes(digest.digest(), "little")
 
     def generator(self, step):
-        """The generator of one step, the same at every call."""
+        """The generator of one step, the same at every call within a process."""
+        if self._process is not _process.token() and self.seed is None:
+            self._key, self._process = secrets.randbits(128), _process.token()
         # Philox counts blocks from the low end of a 256-bit counter. The step sits in the upper
         # half, so the streams of two steps meet only after 2^128 blocks.
         return np.random.Generator(np.random.Philox(key=self._key, counter=step << 128))

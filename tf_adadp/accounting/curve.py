@@ -1,0 +1,47 @@
+"""The privacy curve δ(ε) of a ledger, as a picture. Needs matplotlib, which is imported here only
+when a picture is drawn.
+"""
+
+import math
+
+import numpy as np
+
+from tf_adadp.accounting.ledger import PrivacyLedger
+
+_POINTS = {"rdp": 80, "theorem1": 80, "pld": 25}
+
+
+def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp"):
+    """Draws δ over ε for everything in a ledger, with ε at the given δ marked.
+
+    Args:
+      ledger: the releases.
+      delta: δ in (0, 1) to mark.
+      accountant: "rdp", "pld" or "theorem1".
+
+    Returns:
+      A `matplotlib.figure.Figure`; `figure.savefig(path)` writes it.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: as `PrivacyLedger.epsilon`.
+    """
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window
+
+    epsilon = ledger.epsilon(delta, accountant)
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = figure.subplots()
+    if math.isfinite(epsilon):
+        grid = np.linspace(0, 2 * epsilon or 1.0, _POINTS[accountant])
+        deltas = [ledger.delta(float(point), accountant) for point in grid]
+        axes.semilogy(grid, np.maximum(deltas, 1e-300))
+        axes.plot([epsilon], [delta], "o", label=f"ε = {epsilon:.4g} at δ = {delta:g}")
+        axes.set_ylim(min(delta, max(min(deltas), delta**2)), 1)
+        axes.legend()
+    else:
+        axes.text(0.5, 0.5, "ε = ∞", ha="center", va="center", transform=axes.transAxes)
+    axes.set_xlabel("ε")
+    axes.set_ylabel("δ")
+    kind = " (odometer reading)" if ledger.odometer_reasons else ""
+    axes.set_title(f"{ledger.steps} releases, accountant {accountant}{kind}", fontsize="medium")
+    return figure

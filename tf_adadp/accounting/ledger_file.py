@@ -1,0 +1,103 @@
+"""The ledger file of a running training: locked, written ahead, never behind what was released."""
+
+import os
+import pathlib
+from collections.abc import Iterable
+
+import dp_accounting
+
+from tf_adadp.accounting.laws import SamplingLaw
+from tf_adadp.accounting.ledger import PrivacyLedger
+from tf_adadp.accounting.storage import FileLock, write_atomically
+
+
+class LedgerFile:
+    """A ledger file that one training writes, from opening to `close`.
+
+    Guarantee: at any moment, also after SIGKILL or a power cut, the file records at least what was
+    released, if `write_ahead` is called before the releases that it announces. It records at most
+    the steps that were announced last on top of it.
+
+    Nothing but this object writes the file meanwhile (see `storage.FileLock`), and it writes
+    nothing over a file that someone changed all the same.
+
+    Args:
+      path: the file; need not exist.
+
+    Raises:
+      BlockingIOError: another run has it open; the message names file and holder.
+      ValueError: the file is no usable ledger; it is left as it is.
+      OSError: the file cannot be read, or its lock cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = pathlib.Path(path)
+        self._lock = FileLock(path)
+        try:
+            self._seen = self._state()
+            self._stored = PrivacyLedger.load(path) if self._seen is not None else PrivacyLedger()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def stored(self) -> PrivacyLedger:
+        """The ledger that was in the file when it was opened; an empty one if there was none."""
+        return self._stored
+
+    def write_ahead(
+        self,
+        ledger: PrivacyLedger,
+        charges: Iterable[tuple[dp_accounting.DpEvent, int]],
+        law: SamplingLaw,
+        origin: str,
+        adaptive: bool = False,
+    ) -> None:
+        """Writes the ledger with the releases that are about to be made.
+
+        Args:
+          ledger: what was released so far; it stays as it is.
+          charges: what they cost, pairs (event, how often).
+          law, origin, adaptive: see `PrivacyLedger.add`.
+
+        Raises:
+          as `write`.
+        """
+        ahead = PrivacyLedger.from_json(ledger.to_json())
+        for event, count in charges:
+            ahead.add(event, count, law=law, origin=origin, adaptive=adaptive)
+        self.write(ahead)
+
+    def write(self, ledger: PrivacyLedger) -> None:
+        """Replaces what the file holds, durably: it is on the disk when this returns.
+
+        Raises:
+          RuntimeError: after `close`, or in a child of `os.fork`.
+          ValueError: someone else changed the file; it is left as it is.
+          OSError: the file cannot be written; what it held is still there.
+        """
+        if not self._lock.held:
+            raise RuntimeError(
+                f"{self._path}: this process does not hold the ledger's lock; it was closed, or "
+                "opened before os.fork. Open it in the process that trains."
+            )
+        state = self._state()
+        if state is not None and state != self._seen:
+            raise ValueError(
+                f"{self._path} was changed by someone else while a training writes it, and was not "
+                "overwritten. Keep to one writer; merge the two ledgers."
+            )
+        write_atomically(self._path, ledger.to_json())
+        self._seen = self._state()
+
+    def close(self) -> None:
+        """Lets other runs open the file."""
+        self._lock.release()
+
+    def _state(self) -> tuple | None:
+        """What tells the file from a later one; None if there is no file."""
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
