@@ -215,3 +215,18 @@ def test_one_user_moves_a_sum_by_at_most_k(largest):
         )
         sums.append([float(np.sum(x)) for (x, _, _), _ in made.take(5, 16)])
     assert np.abs(np.subtract(*sums)).max() == largest
+
+
+def test_a_charge_that_failed_pays_for_no_lot_of_its_pass():
+    model = private_model()
+    lots = shuffled()
+    model.fit(lots, steps_per_epoch=1, verbose=0)
+    before = passes_charged(model.ledger)
+    model._run.start(lots.law, lots.expected_size, False)
+    stream = iter(lots.as_dataset(8, PER_PASS))
+    charge, model.optimizer.charge = model.optimizer.charge, None
+    with pytest.raises(TypeError):
+        model.train_function(stream)
+    model.optimizer.charge = charge
+    model.train_function(stream)
+    assert passes_charged(model.ledger) == before + 1

@@ -344,11 +344,12 @@ class DPModel(keras.Model):
             self._check_unchanged()
             self._check_iterations()
             law, sampling = self._run.law, self._run.reproducible_sampling
-            position = self._run.advance(iterator, steps)
+            position = self._run.position_of(iterator)
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
             with self.optimizer.charged(
                 self._ledger, law, steps, position=position, reproducible_sampling=sampling
             ):
+                self._run.position += steps  # they are charged, whatever becomes of them
                 logs = run(iterator)
             self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
@@ -748,15 +749,14 @@ class _Run:
         self.expected_size.assign(expected_size)
         self._warned = False
 
-    def advance(self, iterator, steps):
-        """How many lots of this iterator were charged before; `steps` more are now.
+    def position_of(self, iterator):
+        """How many lots of this iterator were charged.
 
         Every iterator over lots begins a new pass, so a new one is charged from its start.
         """
         if iterator is not self.iterator:
             self.iterator, self.position = iterator, 0
-        before, self.position = self.position, self.position + steps
-        return before
+        return self.position
 
     @contextlib.contextmanager
     def fitting(self, callbacks):

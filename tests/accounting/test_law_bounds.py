@@ -191,3 +191,13 @@ def test_the_statement_names_the_user():
     assert "one record" not in words
     with pytest.warns(UserWarning, match="not below 1/1000, one over the number of users"):
         ledger.epsilon(1e-3)
+
+
+def test_one_more_record_may_cost_less_under_truncation():
+    """Why the law is stated for N records and not, to be safe, for N + 1."""
+    truncated = pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism
+    two, three = (
+        truncated(n, 0.5, 1, 1.0, value_discretization_interval=1e-3).get_delta_for_epsilon(0.2)
+        for n in (2, 3)
+    )
+    assert three < 0.97 * two

@@ -59,6 +59,7 @@ def test_truncated_events():
     for other in ((60001, 600, 700), (60000, 601, 700), (60000, 600, 701)):
         assert not law.matches(TruncatedPoissonSampling(*other).event(4.0))
     assert not law.matches(PoissonSampling(60000, 600).event(4.0))
+    assert not PoissonSampling(60000, 600).matches(law.event(4.0))
 
 
 def test_an_old_dp_accounting_is_named(monkeypatch):

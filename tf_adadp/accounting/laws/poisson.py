@@ -80,10 +80,10 @@ class PoissonSampling(SamplingLaw):
         return poisson_event(self.probability, noise_multiplier / (2 if microbatched else 1))
 
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether the event samples by Poisson with this probability (and size, if it has one)."""
-        q = getattr(sampling_event, "sampling_probability", None)
-        return q == self.probability and (
-            getattr(sampling_event, "dataset_size", self.num_examples) == self.num_examples
+        """Whether the event samples by Poisson with this probability, and truncates nothing."""
+        return (
+            isinstance(sampling_event, dp_accounting.PoissonSampledDpEvent)
+            and sampling_event.sampling_probability == self.probability
         )
 
     def _summary(self) -> str:
