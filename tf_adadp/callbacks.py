@@ -208,6 +208,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.model.ledger.steps != self._seen_steps:
             self._check_data()
             self._check_budget()
+            self._written_steps = 0  # what was written ahead are other releases
         self._write_ahead()
 
     def _write_ahead(self):
@@ -222,15 +223,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             if limit is not None:
                 ahead = min(ahead, limit)
         ahead = max(ahead, coming)
-        # Under the optimizer's name: after a crash its own budget counts these steps, too.
-        origin = f"{self.model.optimizer.ledger_origin}, write-ahead"
-        self._file.write_ahead(
-            self.model.ledger,
-            self.model.step_charges(ahead),
-            self.model.step_law,
-            origin,
-            adaptive=self.model.optimizer.event_varies,
-        )
+        self._file.write(self.model.announced_ledger(ahead))
         self._written_steps = steps + ahead
 
     def on_train_batch_end(self, batch, logs=None):

@@ -438,6 +438,21 @@ class DPModel(keras.Model):
         """The sampling law of the running or last training."""
         return self._run.law
 
+    def announced_ledger(self, steps):
+        """The ledger as it will be `steps` steps of the running training from now."""
+        ledger, run = self.ledger.announced(), self._run
+        # In the portions in which they will be charged, so that entries begin at the same steps.
+        portion = steps if run.law.lots_per_pass == 1 else self.steps_per_execution
+        for taken in range(0, steps, portion):
+            self.optimizer.record(
+                ledger,
+                run.law,
+                min(portion, steps - taken),
+                position=run.position + taken,
+                reproducible_sampling=run.reproducible_sampling,
+            )
+        return ledger
+
     @property
     def fit_callbacks(self):
         """The callbacks of the running `fit`; none outside of it."""
@@ -447,10 +462,6 @@ class DPModel(keras.Model):
     def step_event(self):
         """The privacy event of one of its steps, or passes; see `SamplingLaw.event`."""
         return self.optimizer.event(self._run.law)
-
-    def step_charges(self, steps):
-        """What its next `steps` steps will be charged: pairs (event, how often)."""
-        return self._run.law.charges(self.step_event, steps, self._run.position)
 
     def affordable_steps(self, events):
         """For how many further steps of it `events` times `step_event` are enough."""

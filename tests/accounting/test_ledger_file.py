@@ -33,7 +33,9 @@ def test_written_ahead_and_settled(tmp_path):
     path, ledger = tmp_path / "ledger.json", filled()
     file = LedgerFile(path)
     assert file.stored.steps == 0
-    file.write_ahead(ledger, [(EVENT, 5)], LAW, "DPSGD, write-ahead")
+    ahead = ledger.announced()
+    ahead.add(EVENT, 5, law=LAW)
+    file.write(ahead)
     assert PrivacyLedger.load(path).steps == 15
     assert ledger.steps == 10
     ledger.add(EVENT, 5, law=LAW)
@@ -46,6 +48,24 @@ def test_written_ahead_and_settled(tmp_path):
     file = LedgerFile(path)
     assert file.stored.entries == ledger.entries
     file.close()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_checkpoint_and_what_was_announced_are_not_counted_twice(fresh, tmp_path):
+    """The process saved a checkpoint within an interval, and was killed before the next write."""
+    ledger, path = PrivacyLedger() if fresh else filled(), tmp_path / "ledger.json"
+    before = ledger.steps
+    ahead = ledger.announced()
+    ahead.add(EVENT, 50, law=LAW)
+    ahead.save(path)
+    ledger.add(EVENT, 20, law=LAW)
+    resumed = PrivacyLedger.from_json(ledger.to_json())  # as loaded with the weights
+    ledger.add(EVENT, 15, law=LAW)  # and here it was killed
+    resumed.merge(PrivacyLedger.load(path))
+    assert resumed.steps == before + 50
+    resumed.add(EVENT, 7, law=LAW)  # a life of its own:
+    ledger.merge(resumed)
+    assert ledger.steps == before + 57
 
 
 @pytest.mark.parametrize("through", ["path", "link", "folder"])

@@ -67,6 +67,7 @@ class PrivacyLedger:
         self._entries: dict[str, LedgerEntry] = {}
         self._unknown: list[str] = []
         self._open_id: str | None = None  # the entry this object may still count up
+        self._next_id = uuid.uuid4().hex  # of the entry that it begins next
         self._lock = threading.RLock()
         self._warned: set[str | float] = set()  # what was warned of: "declared", or a δ
 
@@ -100,7 +101,7 @@ class PrivacyLedger:
             the law, or the relation does.
         """
         entry = LedgerEntry(
-            uuid.uuid4().hex,
+            self._next_id,
             event,
             count,
             law,
@@ -114,10 +115,26 @@ class PrivacyLedger:
             last = self._entries.get(self._open_id)
             if last is not None and last.repeats(entry):
                 entry = dataclasses.replace(last, count=last.count + entry.count)
+            else:
+                entry = dataclasses.replace(entry, id=self._next_id)
+                # A chain, so that a copy from `announced` begins the same entries.
+                self._next_id = uuid.uuid5(uuid.UUID(self._next_id), "next").hex
             self._entries[entry.id] = entry
             self._open_id = entry.id
             if self._budgets and not self._fits(self._budgets[-1]):
                 self._budgets[-1] = self._budgets[-1].plus(count)
+
+    def announced(self) -> "PrivacyLedger":
+        """Returns a copy for releases that this ledger is about to record.
+
+        Unlike any other copy it goes on in the same entries. So if releases were announced, and the
+        announcement outlived the process, a checkpoint that counts some of them merges with it
+        without counting them twice. Only releases that this ledger adds next may be added to it.
+        """
+        with self._lock:
+            copy = PrivacyLedger.from_json(self.to_json())
+            copy._open_id, copy._next_id = self._open_id, self._next_id
+            return copy
 
     def begin_budget(self, budget: RenyiFilter) -> None:
         """Records that releases are held to a budget from now on, and replaces an earlier one.

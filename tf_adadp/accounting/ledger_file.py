@@ -2,11 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable
 
-import dp_accounting
-
-from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.accounting.ledger import PrivacyLedger
 from tf_adadp.accounting.storage import FileLock, write_atomically
 
@@ -14,9 +10,9 @@ from tf_adadp.accounting.storage import FileLock, write_atomically
 class LedgerFile:
     """A ledger file that one training writes, from opening to `close`.
 
-    Guarantee: at any moment, also after SIGKILL or a power cut, the file records at least what was
-    released, if `write_ahead` is called before the releases that it announces. It records at most
-    the steps that were announced last on top of it.
+    Guarantee: at any moment, also after SIGKILL or a power cut, the file records what was last
+    written, whole. Written ahead, with the releases to come added to `PrivacyLedger.announced`, it
+    is never behind what was released, and ahead of it by no more than was announced.
 
     Nothing but this object writes the file meanwhile (see `storage.FileLock`), and it writes
     nothing over a file that someone changed all the same.
@@ -44,29 +40,6 @@ class LedgerFile:
     def stored(self) -> PrivacyLedger:
         """The ledger that was in the file when it was opened; an empty one if there was none."""
         return self._stored
-
-    def write_ahead(
-        self,
-        ledger: PrivacyLedger,
-        charges: Iterable[tuple[dp_accounting.DpEvent, int]],
-        law: SamplingLaw,
-        origin: str,
-        adaptive: bool = False,
-    ) -> None:
-        """Writes the ledger with the releases that are about to be made.
-
-        Args:
-          ledger: what was released so far; it stays as it is.
-          charges: what they cost, pairs (event, how often).
-          law, origin, adaptive: see `PrivacyLedger.add`.
-
-        Raises:
-          as `write`.
-        """
-        ahead = PrivacyLedger.from_json(ledger.to_json())
-        for event, count in charges:
-            ahead.add(event, count, law=law, origin=origin, adaptive=adaptive)
-        self.write(ahead)
 
     def write(self, ledger: PrivacyLedger) -> None:
         """Replaces what the file holds, durably: it is on the disk when this returns.

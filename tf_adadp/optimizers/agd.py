@@ -257,6 +257,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
                     f"{budget.order:g}, counting {len(ledger.entries)} entries of the ledger, and "
                     f"the next release costs {budget.cost(event):.4g}."
                 )
+            ledger.begin_budget(budget)
             self._spent.assign(spent + budget.cost(event))
         super().charge(
             ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling

@@ -274,6 +274,13 @@ class DPOptimizer:
                 iteration over them were charged before; 0 charges a new pass.
         """
         self._noise_key.check_process()
+        self.record(
+            ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
+        )
+        self._charged_releases += steps
+
+    def record(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
+        """Writes what `charge` writes, and pays for no release: for what is only announced."""
         for event, count in law.charges(self.event(law), steps, position):
             ledger.add(
                 event,
@@ -283,7 +290,6 @@ class DPOptimizer:
                 reproducible_noise=self.seed is not None or reproducible_sampling,
                 adaptive=self.event_varies,
             )
-        self._charged_releases += steps
 
     @contextlib.contextmanager
     def charged(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
