@@ -38,6 +38,7 @@ _MODULE_OF = {
     "TruncatedPoissonLots": "sampling",
     "UserLots": "sampling",
     "accounting": None,
+    "audit": None,
     "clipped_sum": "gradients",
     "clipping": None,
     "load_model": "model",

@@ -24,6 +24,7 @@ class ExampleLoss:
     Args:
         model: a built `keras.Model`, the plain one.
         loss: a built Keras `CompileLoss`, or None where the model's losses are all `add_loss`.
+        training: whether layers such as dropout are in training mode.
 
     The value is `w * loss(y, y_pred)` plus the data-dependent losses of the layers. `w` multiplies
     and never normalises: a mean weighted by the weights of a lot would let one example change the
@@ -31,14 +32,14 @@ class ExampleLoss:
     always the sum over examples divided by the expected lot size.
     """
 
-    def __init__(self, model, loss):
+    def __init__(self, model, loss, training=True):
         self.model = model
         self.trainable_variables = list(model.trainable_variables)
         self._non_trainable_variables = list(model.non_trainable_variables)
         self._loss = None
         if loss is not None:
             self._loss = without_state(_map_losses(loss, _without_batch_reduction))
-        self._call_arguments = {"training": True} if model._call_has_training_arg else {}
+        self._call_arguments = {"training": training} if model._call_has_training_arg else {}
         self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
         states = {
             id(generator.state)

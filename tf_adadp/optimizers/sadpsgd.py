@@ -432,15 +432,6 @@ class _Annealing:
         self.source = self.lot = self.model = self.loss = self.energy = None
 
 
-class _InferenceLoss(ExampleLoss):
-    """The losses of records, with the layers in inference mode."""
-
-    def __init__(self, model, loss):
-        super().__init__(model, loss)
-        if self._call_arguments:
-            self._call_arguments = {"training": False}
-
-
 class _Energy:
     """J and its changes, as functions of the weights; and J of the last weights.
 
@@ -465,7 +456,7 @@ class _Energy:
                     source.spec[:2],
                 )
                 compute_output_spec(loss, y, compute_output_spec(model, x))
-            self._loss = _InferenceLoss(model, loss)
+            self._loss = ExampleLoss(model, loss, training=False)
             self._seeds = tf.zeros([self._loss.num_seed_generators, 2], tf.uint32)
             self._one_by_one = one_by_one and any(
                 ghost.mixing_reason(layer) for layer in model._flatten_layers()

@@ -13,9 +13,10 @@ from tf_adadp.sampling.sources import as_source
 class SampledLots(Lots):
     """Lots that are a pure function of (key, step) and of the data."""
 
-    def __init__(self, source, law, seed):
+    def __init__(self, source, law, seed, present=None):
         super().__init__(law, source.spec)
         self._source = source
+        self._present = present
         self._key = LotKey(seed)
 
     @property
@@ -29,6 +30,8 @@ class SampledLots(Lots):
 
     def _rows(self, step, multiple):
         indices = self._indices(step)
+        if self._present is not None:
+            indices = indices[self._present[indices]]
         # The order within a lot means nothing; sorted, a memory-mapped file is read front to back.
         return self._source.rows(np.sort(indices), multiple)
 
@@ -79,6 +82,10 @@ class PoissonLots(SampledLots):
             t is a function of (seed, t), the same in every process with the same numpy.
         transform: for a random-access source, a function that makes `(x, y)` or
             `(x, y, sample_weight)` of an item.
+        present: None, or booleans [N]: a record that is not present is in no lot. N, q and L stay
+            those of all N places, which are public; which of them are taken is private. So data
+            sets that differ in one record present are neighbours with one q, to the letter of the
+            guarantee (`tf_adadp.audit` leaves canaries in or out this way).
 
     Floats become `keras.config.floatx()`; integers, booleans and strings stay as they are.
 
@@ -87,17 +94,32 @@ class PoissonLots(SampledLots):
     Raises:
         TypeError: `x` is a tf.data.Dataset, a PyDataset, a generator or no array; `seed` is no
             integer.
-        ValueError: empty data, arrays of unequal length, `expected_size` missing or outside (0, N].
+        ValueError: empty data, arrays of unequal length, `expected_size` missing or outside (0, N],
+            `present` of another shape or type.
 
     Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1 (lots).
     """
 
     def __init__(
-        self, x, y=None, expected_size=None, sample_weight=None, seed=None, transform=None
+        self,
+        x,
+        y=None,
+        expected_size=None,
+        sample_weight=None,
+        seed=None,
+        transform=None,
+        present=None,
     ):
         source = as_source(x, y, sample_weight, transform)
         law = PoissonSampling(num_examples=len(source), expected_size=expected_size)
-        super().__init__(source, law, seed)
+        if present is not None:
+            present = np.array(present)  # a copy: the caller's may change
+            if present.dtype != bool or present.shape != (len(source),):
+                raise ValueError(
+                    f"present has shape {present.shape} and type {present.dtype}: give one boolean "
+                    f"for each of the {len(source)} records."
+                )
+        super().__init__(source, law, seed, present)
 
     def _indices(self, step):
         return poisson_subset(self._key.generator(step), self.num_examples, self.law.probability)

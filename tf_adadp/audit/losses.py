@@ -1,0 +1,50 @@
+"""The loss of every record by itself: what membership attacks look at. Raw, not private."""
+
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp.gradients import ExampleLoss
+from tf_adadp.model import DPModel
+from tf_adadp.sampling.sources import ArraySource
+
+
+def example_losses(model, x, y, batch_size=256):
+    """The compiled loss of each record, float64 [N], with the layers in inference mode.
+
+    Args:
+        model: a compiled `keras.Model` or `DPModel` that was trained, or called, at least once.
+        x, y: the records, in the forms that `fit` takes.
+        batch_size: how many are worked on at once.
+
+    A RAW statistic of the records: whoever publishes it publishes what ε does not cover.
+
+    Raises:
+        ValueError: the model has no compiled loss, or it is not built.
+    """
+    loss = getattr(model, "_compile_loss", None)
+    if loss is None or not loss.built:
+        raise ValueError(
+            f"The loss of {model.name!r} is not there or not built: compile the model with a loss "
+            "and train it, or call `evaluate` once."
+        )
+    plain = model.model if isinstance(model, DPModel) else model
+    losses = ExampleLoss(plain, loss, training=False)
+    seeds = tf.zeros([losses.num_seed_generators, 2], tf.uint32)
+    source = ArraySource(x, y)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def of_batch(x, y):
+        y_pred, _ = losses.predictions(losses.trainable_values(), x, seeds)
+        return losses.losses(y, y_pred, None, tf.shape(tf.nest.flatten(x)[0])[0])
+
+    found = []
+    for first in range(0, len(source), batch_size):
+        rows = np.arange(first, min(first + batch_size, len(source)))
+        _, leaves = source.rows(rows, 1)
+        leaves = iter(leaves)
+        parts = tf.nest.map_structure(
+            lambda spec, leaves=leaves: None if spec is None else tf.constant(next(leaves)),
+            source.spec[:2],
+        )
+        found.append(of_batch(*parts).numpy())
+    return np.concatenate(found).astype(np.float64)

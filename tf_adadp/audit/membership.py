@@ -1,0 +1,188 @@
+"""Membership inference: who was in the training data, by the loss, and by LiRA."""
+
+import dataclasses
+
+import keras
+import numpy as np
+from scipy import stats
+
+from tf_adadp.audit.losses import example_losses
+from tf_adadp.audit.one_run import one_run_bound
+from tf_adadp.optimizers.checks import check_integer
+
+_SMALLEST_LOSS = 1e-12  # below, expm1 and log lose the confidence's distance to 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MembershipReport:
+    """How well an attack tells records that were in the data from records that were not.
+
+    Needs scikit-learn, and `plot` matplotlib. A report on real records is not private.
+
+    Attributes:
+        scores: numbers [N], higher for records that seem to be in.
+        members: bool [N], which were in.
+        fair_coins: whether members were chosen by independent fair coins; `epsilon_lower_bound`
+            rests on it.
+        name: of the attack.
+    """
+
+    scores: np.ndarray
+    members: np.ndarray
+    fair_coins: bool = False
+    name: str = "attack"
+
+    def __post_init__(self):
+        scores, members = np.asarray(self.scores, np.float64), np.asarray(self.members)
+        if scores.ndim != 1 or scores.shape != members.shape or members.dtype != bool:
+            raise ValueError(
+                f"scores of shape {scores.shape} and members of shape {members.shape} and type "
+                f"{members.dtype}: give two vectors of one length, members of bool."
+            )
+        if not np.isfinite(scores).all():
+            raise ValueError("scores hold NaN or infinities: give a finite number for each record.")
+        if members.all() or not members.any():
+            raise ValueError("members are all alike: an ROC needs records in and records out.")
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "members", members)
+
+    def roc(self):
+        """(false positive rates, true positive rates) of all thresholds, rising."""
+        from sklearn.metrics import roc_curve
+
+        fpr, tpr, _ = roc_curve(self.members, self.scores, drop_intermediate=False)
+        return fpr, tpr
+
+    @property
+    def auc(self):
+        """Area under the ROC: 1/2 for guessing."""
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(self.members, self.scores))
+
+    def tpr_at(self, fpr):
+        """The largest true positive rate at a false positive rate of at most `fpr`."""
+        rates, tpr = self.roc()
+        return float(tpr[rates <= fpr].max())
+
+    def epsilon_lower_bound(self, delta, confidence=0.95, num_guesses=None):
+        """A lower bound on ε of the training, see `one_run_bound`.
+
+        Not the textbook's log((TPR − δ)/FPR) with intervals for the two rates: all scores come from
+        ONE model, so the records are no independent trials. What is independent are the coins.
+
+        Raises:
+            ValueError: members were not chosen by fair coins.
+        """
+        if not self.fair_coins:
+            raise ValueError(
+                "fair_coins=False: ε can be bounded only where each record was in by a fair coin "
+                "of its own. Choose members so (`lira` does), and pass fair_coins=True."
+            )
+        return one_run_bound(self.scores, self.members, delta, confidence, num_guesses)
+
+    def plot(self, axes=None):
+        """Draws the ROC, both axes logarithmic, and returns the matplotlib axes."""
+        if axes is None:
+            from matplotlib.figure import Figure
+
+            axes = Figure(figsize=(5.2, 4.6), layout="constrained").subplots()
+            least = 1.0 / max(np.sum(~self.members), np.sum(self.members))
+            axes.plot([least, 1], [least, 1], "--", color="gray", label="guessing")
+            axes.set(
+                xscale="log",
+                yscale="log",
+                xlim=(least, 1),
+                ylim=(least, 1.1),
+                xlabel="false positive rate",
+                ylabel="true positive rate",
+            )
+        fpr, tpr = self.roc()
+        axes.plot(fpr, tpr, drawstyle="steps-post", label=f"{self.name}, AUC {self.auc:.3f}")
+        axes.legend()
+        return axes
+
+
+def loss_attack(model, x, y, members, *, fair_coins=False, batch_size=256):
+    """The loss threshold attack: the lower the loss, the likelier a member.
+
+    (Yeom, Giacomelli, Fredrikson and Jha 2018, "Privacy risk in machine learning".)
+
+    Args:
+        model: a trained, compiled `keras.Model` or `DPModel`.
+        x, y: records that were in its training data, and others.
+        members: bool [N], which were.
+        fair_coins: see `MembershipReport`.
+        batch_size: how many are looked at once.
+
+    Returns:
+        A `MembershipReport`.
+    """
+    losses = example_losses(model, x, y, batch_size)
+    return MembershipReport(-_finite(losses), members, fair_coins, "loss threshold")
+
+
+def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
+    """The likelihood ratio attack on one model, with a few shadow models (Carlini et al. 2022).
+
+    A target and `num_shadows` shadow models are trained, each on records that fair coins chose. Of
+    a record's loss ℓ, φ = log(p/(1 − p)) with p = e^(−ℓ), which for cross-entropy is the logit of
+    the right class's probability, is near Gaussian. With μ_in and μ_out its means over the shadows
+    that had the record and that had not, and variances pooled over all records, for few shadows
+    give no variance of their own:
+
+        online    log N(φ; μ_in, σ_in²) − log N(φ; μ_out, σ_out²)
+        offline   (φ − μ_out)/σ_out, which needs no shadow that had the record
+
+    ("Membership inference attacks from first principles", sections V and VI.)
+
+    Args:
+        train: `train(present)` returns a new model, compiled and trained on the records x[present],
+            y[present] alone; present is bool [N]. For a `DPModel` pass
+            `PoissonLots(x, y, L, present=present)`, which keeps N and q the same for every model.
+        x, y: the N records.
+        num_shadows: at least 2; the coins are balanced, so that every record is in half of the
+            shadows (one more or less, if odd).
+        online: which of the two.
+        seed: for tests: makes the coins reproducible.
+        batch_size: how many records are looked at once.
+
+    Returns:
+        (report, target): a `MembershipReport` with fair coins, and the target model.
+
+    Raises:
+        ValueError: num_shadows < 2.
+    """
+    num_shadows = check_integer("num_shadows", num_shadows, "an integer of at least 2", at_least=2)
+    n = len(keras.tree.flatten(x)[0])
+    rng = np.random.default_rng(seed)
+    members = rng.random(n) < 0.5
+    # Only the target's coins have to be independent.
+    in_shadow = rng.permuted(np.tile(np.arange(num_shadows)[:, None] % 2 == 0, n), axis=0)
+
+    def signals(model):
+        losses = np.maximum(_finite(example_losses(model, x, y, batch_size)), _SMALLEST_LOSS)
+        return -(losses + np.log(-np.expm1(-losses)))  # log(p/(1 − p)), p = e^−loss
+
+    target = train(members)
+    observed = signals(target)
+    shadows = np.stack([signals(train(present)) for present in in_shadow])
+    means, spreads = [], []
+    for inside in (True, False):
+        chosen = np.ma.masked_array(shadows, in_shadow != inside)
+        mean = chosen.mean(axis=0)
+        means.append(np.asarray(mean))
+        spreads.append(max(float(np.sqrt(((chosen - mean) ** 2).mean())), 1e-6))
+    (mu_in, mu_out), (sigma_in, sigma_out) = means, spreads
+    if online:
+        scores = stats.norm.logpdf(observed, mu_in, sigma_in)
+        scores = scores - stats.norm.logpdf(observed, mu_out, sigma_out)
+    else:
+        scores = (observed - mu_out) / sigma_out
+    name = f"LiRA {'online' if online else 'offline'}, {num_shadows} shadows"
+    return MembershipReport(scores, members, True, name), target
+
+
+def _finite(losses):
+    """Losses with a large number for those that are infinite or none."""
+    return np.nan_to_num(losses, nan=1e6, posinf=1e6, neginf=-1e6)

@@ -1,0 +1,155 @@
+"""An audit of one whole training: canaries that a secret coin leaves in or out."""
+
+import dataclasses
+import secrets
+
+import keras
+import numpy as np
+
+from tf_adadp.audit.bounds import _level, best_guesses, one_run_epsilon_lower_bound
+from tf_adadp.audit.losses import example_losses
+from tf_adadp.sampling import PoissonLots
+from tf_adadp.sampling.sources import ArraySource
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRunBound:
+    """What guesses about canaries prove of one run.
+
+    Attributes:
+        epsilon: the lower bound on ε, ≥ 0.
+        delta, confidence: at which δ, and the probability that the bound holds.
+        canaries, guesses, correct: m, and r and v of the best of the numbers of guesses tried.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    canaries: int
+    guesses: int
+    correct: int
+
+
+def one_run_bound(scores, coins, delta, confidence=0.95, num_guesses=None):
+    """A lower bound on ε from one run's scores of m canaries, each in by a fair coin.
+
+    The canaries with the highest scores are guessed to be in, those with the lowest to be out (see
+    `best_guesses`), and `one_run_epsilon_lower_bound` says what that proves. With several numbers
+    of guesses each is tested at (1 − confidence)/(how many), so that the best of them may be taken.
+
+    Args:
+        scores: numbers [m], higher for a canary that seems to be in; of the run's output only, not
+            of the coins.
+        coins: bool [m], independent and fair, tossed before training.
+        delta: δ in [0, 1] for the mechanism, with neighbours by adding or removing one record.
+        confidence: in (0, 1).
+        num_guesses: an integer, or several, chosen before looking at the coins; None for m/16, m/4
+            and m.
+
+    Returns:
+        A `OneRunBound`.
+
+    Raises:
+        ValueError: see `best_guesses` and `one_run_p_value`.
+    """
+    m = len(coins)
+    if num_guesses is None:
+        num_guesses = (m // 16, m // 4, m)
+    tried = sorted({int(r) for r in np.atleast_1d(num_guesses)})
+    level = _level(confidence) / len(tried)
+    bounds = []
+    for r in tried:
+        correct = best_guesses(scores, coins, r)
+        epsilon = one_run_epsilon_lower_bound(m, r, correct, delta, 1.0 - level)
+        bounds.append(OneRunBound(epsilon, delta, confidence, m, r, correct))
+    return max(bounds, key=lambda bound: bound.epsilon)
+
+
+class OneRunAudit(keras.callbacks.Callback):
+    """Audits one training of a `DPModel` with canaries (Steinke, Nasr and Jagielski 2023).
+
+        audit = OneRunAudit(x_canaries, y_canaries)            # m records, m secret coins
+        model.fit(audit.lots(x, y, expected_size=600), epochs=10, callbacks=[audit])
+        audit.bound(delta=1e-5).epsilon                        # to hold against
+        model.epsilon(1e-5)
+
+    Each canary is in the data with probability 1/2. The score of a canary is how far its loss fell
+    between the beginning and the end of training; see `one_run_bound` for what scores prove. The
+    sharpest canaries are records that the model can only fit by heart: wrong labels, odd inputs.
+
+    Compatible with the guarantee: lots are `PoissonLots` over all N + m places, with q = L/(N + m)
+    and the divisor L fixed, and canaries that are out are simply not `present`. The ledger charges
+    what it always does, for neighbours that differ in one record; and those are what the theorem
+    asks for.
+
+    The audit itself is NOT private: it reads raw losses of records that are in the data, its coins
+    say which, and ε covers neither. Use canaries that are nobody's record, and keep the report
+    where the data are. The canaries that are in do cost accuracy.
+
+    Args:
+        x, y: the canaries, in the forms that `fit` takes.
+        seed: for tests: makes the coins reproducible. By default the operating system tosses them.
+        batch_size: how many canaries are looked at once.
+
+    Attributes:
+        coins: bool [m], which canaries are in. Secret until the run is over.
+
+    Raises:
+        TypeError, ValueError: as for `PoissonLots`.
+    """
+
+    def __init__(self, x, y, seed=None, batch_size=256):
+        super().__init__()
+        self._source = ArraySource(x, y)
+        self._x, self._y = x, y
+        self._batch_size = batch_size
+        entropy = secrets.randbits(128) if seed is None else int(seed)
+        self.coins = np.random.default_rng(entropy).random(len(self._source)) < 0.5
+        self._begun = self._ended = None
+
+    def lots(self, x, y, expected_size, seed=None):
+        """`PoissonLots` of the records and of the canaries whose coins say so.
+
+        Args:
+            x, y: the records to train on, of the canaries' form.
+            expected_size: L, out of N + m.
+            seed: as for `PoissonLots`, for tests.
+        """
+        num_records = len(keras.tree.flatten(x)[0])
+        x, y = (
+            keras.tree.map_structure(lambda a, b: np.concatenate([a, b]), mine, canaries)
+            for mine, canaries in ((x, self._x), (y, self._y))
+        )
+        present = np.concatenate([np.ones(num_records, bool), self.coins])
+        return PoissonLots(x, y, expected_size, seed=seed, present=present)
+
+    def on_train_begin(self, logs=None):
+        """Remembers the losses that training begins with."""
+        if self._begun is None:  # a second `fit` goes on with the same run
+            self._begun = self._losses()
+
+    def on_train_end(self, logs=None):
+        """Takes the losses that training ends with."""
+        self._ended = self._losses()
+
+    def _losses(self):
+        return example_losses(self.model, self._x, self._y, self._batch_size)
+
+    @property
+    def scores(self):
+        """How far the loss of each canary fell, float64 [m]; −∞ where it is no number.
+
+        Raises:
+            RuntimeError: before training ended.
+        """
+        if self._ended is None:
+            raise RuntimeError(
+                "The audited training has not ended: pass the audit to `fit`, callbacks=[audit]."
+            )
+        with np.errstate(invalid="ignore"):
+            fall = self._begun - self._ended
+        return np.where(np.isnan(fall), -np.inf, fall)
+
+    def bound(self, delta, confidence=0.95, num_guesses=None):
+        """The `OneRunBound` of this run; see `one_run_bound`."""
+        return one_run_bound(self.scores, self.coins, delta, confidence, num_guesses)

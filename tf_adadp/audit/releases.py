@@ -1,0 +1,261 @@
+"""Many releases of one optimizer from the same state, as scores of an attacker."""
+
+import contextlib
+import dataclasses
+import hashlib
+
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp import noise
+from tf_adadp.audit.bounds import EpsilonBound, epsilon_lower_bound
+from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.optimizers.checks import check_integer, check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class MechanismAudit:
+    """Scores of releases on two neighbouring data sets, and what they prove.
+
+    Attributes:
+        scores, neighbor_scores: float64 [draws], of D (without the canary) and of D' (with it).
+        bound: the `EpsilonBound`.
+    """
+
+    scores: np.ndarray
+    neighbor_scores: np.ndarray
+    bound: EpsilonBound
+
+    @property
+    def epsilon(self):
+        """The lower bound on ε."""
+        return self.bound.epsilon
+
+
+def audit_optimizer(
+    optimizer,
+    canary,
+    *,
+    gradients=None,
+    steps=1,
+    sampling_probability=1.0,
+    expected_lot_size=1.0,
+    draws=100_000,
+    delta,
+    confidence=0.95,
+    seed=None,
+    jit_compile=False,
+):
+    """A lower bound on the ε of `steps` steps of an optimizer, from many runs of them.
+
+    D holds the examples `gradients`, D' the canary besides. Every run starts from the optimizer's
+    present state and takes `steps` private steps through `clipping_set`, `clipped_sum` and
+    `apply_private`, on examples that enter each lot with probability q. The attacker sees every
+    release, knows the other examples and the lots' noise, and scores a run by the log-ratio that
+    the optimizer's own account gives it:
+
+        Σ_t log(1 − q + q·exp(Λ_t)),   Λ_t = Σ_i [(r_i − d_i)·u_i − u_i²/2] / s_i²
+
+    with r the sum released, d the clipped sum without the canary, u what the canary adds to it, and
+    s the noise's standard deviation under the clipping set of that step. This is the strongest
+    attack on a step that is the Gaussian mechanism it claims to be. (With q < 1 and `gradients` it
+    also knows which of the others were in, so it tests at least what the claim promises.) A
+    mechanism that leaks elsewhere, in its noise scale or its choices, wants an attack of its own:
+    `draw_scores` and `epsilon_lower_bound`.
+
+    The claim to hold it against: charge a `PrivacyLedger` with
+    `optimizer.event(PoissonSampling(N, q·N))` for each step, and read its ε at δ.
+
+    Args:
+        optimizer: a built `DPOptimizer` without `seed`. Its state, keys and count of releases are
+            as before when the audit ends.
+        canary: the gradient of the one example more, a list of arrays [*shape], one per variable.
+            The larger, the better: it is clipped.
+        gradients: the examples of both data sets, a list of arrays [B, *shape], or None for none.
+        steps: how many steps a run takes.
+        sampling_probability: q in (0, 1].
+        expected_lot_size: L that sums are divided by.
+        draws: runs on each data set.
+        delta, confidence: see `epsilon_lower_bound`.
+        seed: for tests: an integer that makes the draws reproducible.
+        jit_compile: whether XLA compiles the loop; several times faster for small models, and the
+            same law under another stream of random numbers.
+
+    Returns:
+        A `MechanismAudit`. It is computed from raw gradients and is not private.
+
+    Raises:
+        ValueError: an argument is out of range; see `draw_scores`.
+    """
+    _check_optimizer(optimizer)
+    steps = check_integer("steps", steps, "an integer of at least 1", at_least=1)
+    q = check_number(
+        "sampling_probability", sampling_probability, "a number in (0, 1]", above=0, at_most=1
+    )
+    rows = _rows(optimizer, canary, gradients)
+    others = rows[0].shape[0] - 1
+    key = noise.SecretKey(_seed_of(seed, "lots"))
+
+    def run(neighbor):
+        score = tf.zeros([], tf.float32)
+        for _ in range(steps):
+            clipping_set = optimizer.clipping_set()
+            present = _coins(key, others + 1, q)
+            only_others = tf.concat([present[:others], [0.0]], 0)
+            only_canary = tf.one_hot(others, others + 1)
+            without = clipping_set.clipped_sum(rows, only_others)
+            alone = clipping_set.clipped_sum(rows, only_canary)
+            mask = only_others + neighbor * present * only_canary
+            sums = clipping_set.clipped_sum(rows, mask)
+            with recorded_releases(optimizer) as releases:
+                optimizer.apply_private(sums, expected_lot_size)
+            ((released, stddevs),) = releases
+            score += _log_ratio(released, stddevs, without, alone, q, expected_lot_size)
+        return score
+
+    pair = draw_scores(optimizer, run, draws, seed=seed, jit_compile=jit_compile)
+    return MechanismAudit(*pair, epsilon_lower_bound(*pair, delta, confidence))
+
+
+def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
+    """Runs `run` many times from the same state, inside one `tf.function`.
+
+    Before each run the weights and the optimizer's variables are set to what they were; noise is
+    drawn anew under keys that are the audit's own. So a run is whatever the optimizer does when it
+    is trained: `apply_private`, `private_step`, several of them, up to a loop that ends when
+    something was released.
+
+    Args:
+        optimizer: a built `DPOptimizer` without `seed`.
+        run: `run(neighbor)`, in graph mode: takes the steps on D where the float32 scalar
+            `neighbor` is 0 and on D' where it is 1, and returns a scalar. That may be made of
+            everything that the claim says is released, and of both data sets, not of `neighbor`.
+        draws: how many runs on each data set, at least 1.
+        seed, jit_compile: see `audit_optimizer`.
+
+    Returns:
+        (scores, neighbor_scores), float64 [draws] each.
+
+    Raises:
+        ValueError: no private optimizer, not built, or made with `seed`: its noise follows the
+            step, so that every run would draw the same.
+    """
+    _check_optimizer(optimizer)
+    draws = check_integer("draws", draws, "an integer of at least 1", at_least=1)
+    state = {id(v): v for v in [*optimizer.variables, *optimizer._trainable_variables]}.values()
+    start = [tf.identity(v.value) for v in state]
+
+    def restore():
+        for variable, value in zip(state, start, strict=True):
+            variable.assign(value)
+
+    def loop(neighbor):
+        def body(i, scores):
+            restore()
+            return i + 1, scores.write(i, tf.cast(run(neighbor), tf.float64))
+
+        scores = tf.TensorArray(tf.float64, draws)
+        _, scores = tf.while_loop(
+            lambda i, _: i < draws, body, (tf.constant(0), scores), parallel_iterations=1
+        )
+        return scores.stack()
+
+    with _own_keys(optimizer, seed):
+        try:
+            loop = tf.function(loop, autograph=False, jit_compile=jit_compile)
+            traced = loop.get_concrete_function(tf.TensorSpec([], tf.float32))
+            return tuple(traced(tf.constant(world)).numpy() for world in (0.0, 1.0))
+        finally:
+            restore()
+
+
+@contextlib.contextmanager
+def recorded_releases(optimizer):
+    """Within it, a list of what the optimizer releases: (released sums over L, noise std over L).
+
+    While a graph is traced the entries are symbolic.
+    """
+    releases, with_noise = [], optimizer._with_noise
+
+    def record(sums, stddevs, expected_lot_size, step):
+        release = with_noise(sums, stddevs, expected_lot_size, step)
+        releases.append(release)
+        return release
+
+    optimizer._with_noise = record  # on the instance: `del` brings the method back
+    try:
+        yield releases
+    finally:
+        del optimizer._with_noise
+
+
+@contextlib.contextmanager
+def _own_keys(optimizer, seed):
+    """Other keys while the audit runs: its releases are neither counted nor ever repeated."""
+    keys = {n: k for n, k in vars(optimizer).items() if isinstance(k, noise.SecretKey)}
+    for name in keys:
+        setattr(optimizer, name, noise.SecretKey(_seed_of(seed, name)))
+    try:
+        yield
+    finally:
+        for name, key in keys.items():
+            setattr(optimizer, name, key)
+
+
+def _seed_of(seed, name):
+    """A seed for each stream of draws, all different; None for None."""
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"{int(seed)} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _check_optimizer(optimizer):
+    if not isinstance(optimizer, DPOptimizer):
+        raise ValueError(f"optimizer={optimizer!r}: give one of tf_adadp's optimizers.")
+    if not optimizer.built:
+        raise ValueError(
+            f"This {type(optimizer).__name__} is not built: call `optimizer.build(variables)`."
+        )
+    if optimizer.seed is not None:
+        raise ValueError(
+            f"seed={optimizer.seed}: the noise of a seeded optimizer follows its step, so every "
+            "run would draw the same. Make it without seed; the audit has one of its own."
+        )
+
+
+def _rows(optimizer, canary, gradients):
+    """The examples and, last, the canary: a list of float32 [B + 1, *shape]."""
+    shapes = [tuple(v.shape) for v in optimizer._trainable_variables]
+    if gradients is None:
+        gradients = [np.zeros((0, *shape)) for shape in shapes]
+    canary, gradients = ([np.asarray(g, np.float32) for g in part] for part in (canary, gradients))
+    if [g.shape for g in canary] != shapes or [g.shape[1:] for g in gradients] != shapes:
+        raise ValueError(
+            f"canary of shapes {[g.shape for g in canary]} and gradients of shapes "
+            f"{[g.shape for g in gradients]} for variables of shapes {shapes}: give the gradient "
+            "of one example, and those of the others with a first axis for examples."
+        )
+    return [
+        tf.constant(np.concatenate([g, c[None]])) for g, c in zip(gradients, canary, strict=True)
+    ]
+
+
+def _coins(key, count, q):
+    """float32 [count], 1 with probability q."""
+    if q == 1:
+        return tf.ones([count])
+    seed = key.key + tf.stack([tf.zeros([], tf.int64), key.next_step()])
+    uniform = tf.random.stateless_uniform([count], seed, dtype=tf.float64, alg="philox")
+    return tf.cast(uniform < q, tf.float32)
+
+
+def _log_ratio(released, stddevs, without, alone, q, expected_lot_size):
+    """log p'(release)/p(release) of one step, by its own account; a float32 scalar."""
+    divisor = tf.cast(expected_lot_size, tf.float32)
+    terms = []
+    for r, s, d, u in zip(released, stddevs, without, alone, strict=True):
+        u, noisy = u / divisor / s, (r - d / divisor) / s
+        terms.append(tf.reduce_sum(noisy * u - tf.square(u) / 2))
+    llr = tf.add_n(terms)
+    return llr if q == 1 else tf.reduce_logsumexp([np.log1p(-q), np.log(q) + llr])
