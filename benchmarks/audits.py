@@ -227,7 +227,11 @@ def adadp_raw(target, draws, seed=None):
 
 
 def sadpsgd_accepted_only(target, draws, seed=None):
-    """SADPSGD until one candidate is accepted; the claim is the paper's, for one accepted step."""
+    """SADPSGD until one candidate is accepted; the claim is the paper's, for one accepted step.
+
+    It begins at τ = 1, as after a first accepted step on public data: at τ = 0 the second candidate
+    is kept whatever its energy.
+    """
     sigma = accounting.calibrate_noise_multiplier(target, DELTA, 1.0, 1, "pld")
     patience = 100 if target < 2 else 30
     least = sigma * (1.9 if target < 2 else 1.3)
@@ -242,6 +246,8 @@ def sadpsgd_accepted_only(target, draws, seed=None):
     )  # fmt: skip
     optimizer.build(model.trainable_variables)
     optimizer.bind(model, loss)
+    optimizer.accepted.assign(1)
+    optimizer.iterations.assign(1)
     (weight,) = model.trainable_variables
 
     def run(neighbor):
@@ -249,11 +255,10 @@ def sadpsgd_accepted_only(target, draws, seed=None):
             optimizer.apply_private([tf.fill([1, 1], -neighbor)], 1.0)
             return i + 1
 
-        tf.while_loop(lambda i: optimizer.accepted.value < 1, candidate, [tf.constant(0)])
+        tf.while_loop(lambda i: optimizer.accepted.value < 2, candidate, [tf.constant(0)])
         return -tf.reduce_sum(weight.value)
 
     pair = audit.draw_scores(optimizer, run, draws, seed=seed, jit_compile=True)
-    optimizer.accepted.assign(1)
     return optimizer.epsilon_as_published(LAW, DELTA), *pair
 
 
@@ -290,7 +295,7 @@ def dppca(target, draws, seed=None):
 _DIRECTIONS = [np.linspace(0.1, 1, ROWS).astype(np.float32)]
 SOUND = {
     "DPSGD": Charged(dp.DPSGD, steps=1),
-    "DPSGD, q = 0.1, 10 steps": Charged(dp.DPSGD, steps=10, q=0.1),
+    "DPSGD, q = 0.1, 4 steps": Charged(dp.DPSGD, steps=4, q=0.1),
     "DPAdam": Charged(dp.DPAdam),
     "DPRMSprop (ADAL)": Charged(dp.DPRMSprop),
     "ADADP": Charged(lambda **k: dp.ADADP(warmup_steps=1, **k)),

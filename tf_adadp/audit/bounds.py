@@ -155,11 +155,11 @@ def one_run_p_value(canaries, guesses, correct, epsilon, delta):
         )
     epsilon = check_number("epsilon", epsilon, "a finite number of at least 0", at_least=0)
     delta = check_number("delta", delta, "a number in [0, 1]", at_least=0, at_most=1)
-    binomial = stats.binom(r, special.expit(epsilon))
-    p_value = float(binomial.sf(v - 1))
+    right = special.expit(epsilon)  # of one guess
+    p_value = float(special.bdtrc(v - 1, r, right)) if v > 0 else 1.0
     if delta > 0 and v > 0:
         i = np.arange(1, v + 1)
-        below = np.cumsum(binomial.pmf(v - i))
+        below = np.cumsum(stats.binom.pmf(v - i, r, right))
         p_value += 2 * m * delta * float(np.max(below / i))
     return min(p_value, 1.0)
 
@@ -183,7 +183,7 @@ def one_run_epsilon_lower_bound(canaries, guesses, correct, delta, confidence=0.
     low, high = 0.0, _LARGEST_EPSILON
     if refuted(high):
         return high
-    while high - low > 1e-6:
+    while high - low > 1e-5:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
