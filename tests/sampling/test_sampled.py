@@ -149,3 +149,24 @@ def test_a_bad_size_is_refused(size):
     with pytest.raises((TypeError, ValueError), match="size") as error:
         FixedSizeLots(np.zeros(10), size=size)
     assert repr(size) in str(error.value)
+
+
+def test_records_that_are_not_present_are_in_no_lot():
+    """The others are in the very lots they would be in; law and divisor do not change."""
+    x = np.arange(200)
+    present = x % 3 != 0
+    whole = PoissonLots(x, expected_size=50, seed=4)
+    some = PoissonLots(x, expected_size=50, seed=4, present=present)
+    assert some.law == whole.law
+    assert some.expected_size == whole.expected_size == 50
+    for (all_rows, all_mask), (rows, mask) in zip(whole.take(5, 8), some.take(5, 8), strict=True):
+        drawn, kept = (r[0].numpy()[m.numpy() > 0] for r, m in ((all_rows, all_mask), (rows, mask)))
+        np.testing.assert_array_equal(kept, drawn[drawn % 3 != 0])
+    present[:] = False  # a copy was taken
+    assert sum(float(np.sum(mask)) for _, mask in some.take(3, 8)) > 0
+
+
+@pytest.mark.parametrize("present", [np.ones(3, bool), np.ones(4), [[True] * 4]])
+def test_present_is_one_boolean_for_each_record(present):
+    with pytest.raises(ValueError, match="for each of the 4 records"):
+        PoissonLots(np.arange(4), expected_size=2, present=present)

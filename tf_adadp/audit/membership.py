@@ -141,7 +141,7 @@ def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
             y[present] alone; present is bool [N]. For a `DPModel` pass
             `PoissonLots(x, y, L, present=present)`, which keeps N and q the same for every model.
         x, y: the N records.
-        num_shadows: at least 2; the coins are balanced, so that every record is in half of the
+        num_shadows: at least 4; the coins are balanced, so that every record is in half of the
             shadows (one more or less, if odd).
         online: which of the two.
         seed: for tests: makes the coins reproducible.
@@ -151,9 +151,9 @@ def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
         (report, target): a `MembershipReport` with fair coins, and the target model.
 
     Raises:
-        ValueError: num_shadows < 2.
+        ValueError: num_shadows < 4: a variance takes two shadows with and two without a record.
     """
-    num_shadows = check_integer("num_shadows", num_shadows, "an integer of at least 2", at_least=2)
+    num_shadows = check_integer("num_shadows", num_shadows, "an integer of at least 4", at_least=4)
     n = len(keras.tree.flatten(x)[0])
     rng = np.random.default_rng(seed)
     members = rng.random(n) < 0.5
@@ -167,13 +167,9 @@ def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
     target = train(members)
     observed = signals(target)
     shadows = np.stack([signals(train(present)) for present in in_shadow])
-    means, spreads = [], []
-    for inside in (True, False):
-        chosen = np.ma.masked_array(shadows, in_shadow != inside)
-        mean = chosen.mean(axis=0)
-        means.append(np.asarray(mean))
-        spreads.append(max(float(np.sqrt(((chosen - mean) ** 2).mean())), 1e-6))
-    (mu_in, mu_out), (sigma_in, sigma_out) = means, spreads
+    (mu_in, sigma_in), (mu_out, sigma_out) = (
+        _fit(shadows, chosen) for chosen in (in_shadow, ~in_shadow)
+    )
     if online:
         scores = stats.norm.logpdf(observed, mu_in, sigma_in)
         scores = scores - stats.norm.logpdf(observed, mu_out, sigma_out)
@@ -181,6 +177,14 @@ def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
         scores = (observed - mu_out) / sigma_out
     name = f"LiRA {'online' if online else 'offline'}, {num_shadows} shadows"
     return MembershipReport(scores, members, True, name), target
+
+
+def _fit(shadows, chosen):
+    """Of the chosen shadows, each record's mean [N], and one standard deviation for all."""
+    count = chosen.sum(axis=0)
+    mean = np.where(chosen, shadows, 0.0).sum(axis=0) / count
+    squares = np.where(chosen, (shadows - mean) ** 2, 0.0).sum()
+    return mean, max(float(np.sqrt(squares / (count - 1).sum())), 1e-6)
 
 
 def _finite(losses):
