@@ -23,6 +23,7 @@ setup(
         "scipy>=1.11",
     ],
     extras_require={
+        "audit": ["matplotlib>=3.9", "scikit-learn>=1.5"],
         "examples": [
             "absl-py>=2.1",
             "matplotlib>=3.9",

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_adadp.gradients import ExampleLoss
 from tf_adadp.model import DPModel
+from tf_adadp.sampling.packing import pack
 from tf_adadp.sampling.sources import ArraySource
 
 
@@ -32,19 +33,16 @@ def example_losses(model, x, y, batch_size=256):
     seeds = tf.zeros([losses.num_seed_generators, 2], tf.uint32)
     source = ArraySource(x, y)
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def of_batch(x, y):
         y_pred, _ = losses.predictions(losses.trainable_values(), x, seeds)
         return losses.losses(y, y_pred, None, tf.shape(tf.nest.flatten(x)[0])[0])
 
+    x_spec, y_spec, _ = source.spec
+    traced = tf.function(of_batch, autograph=False).get_concrete_function(x_spec, y_spec)
     found = []
     for first in range(0, len(source), batch_size):
         rows = np.arange(first, min(first + batch_size, len(source)))
         _, leaves = source.rows(rows, 1)
-        leaves = iter(leaves)
-        parts = tf.nest.map_structure(
-            lambda spec, leaves=leaves: None if spec is None else tf.constant(next(leaves)),
-            source.spec[:2],
-        )
-        found.append(of_batch(*parts).numpy())
+        (x_rows, y_rows, _), _ = pack(source.spec, [*map(tf.constant, leaves), None])
+        found.append(traced(x_rows, y_rows).numpy())
     return np.concatenate(found).astype(np.float64)

@@ -1,0 +1,16 @@
+"""The code in docs/audits.md runs as printed, one block after the other."""
+
+import pathlib
+import re
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "audits.md"
+
+
+def test_the_examples_run():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    names = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert 0 <= names["found"].epsilon <= names["ledger"].epsilon(1e-5)
+    assert names["canaries"].bound(1e-5).epsilon <= names["model"].epsilon(1e-5)
