@@ -10,11 +10,6 @@ import audits
 import pytest
 
 
-def test_agd_keeps_its_claim():
-    row = audits.measure("AGD", 4.0, 10_000, seed=1)
-    assert 0.1 < row["lower_bound"] <= row["claim"] <= 4.0  # and the attack is not nothing
-
-
 @pytest.mark.parametrize(
     ("name", "target", "draws"),
     [
