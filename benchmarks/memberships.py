@@ -7,8 +7,8 @@ An MLP 64-128-10 learns half of 600 digits, once without privacy and once by DP-
 LiRA (online, 8 shadow models); their scores give lower bounds on ε by the theorem for one run. A
 third audit trains on all digits with 300 canaries, uniform noise with random labels.
 
-Bounds are at 95 %. Resumable. A fifth of the labels of the 600 are wrong, so that there is something to
-remember. Nothing here is private.
+Bounds are at 95 %. A fifth of the labels of the 600 are wrong, so that there is something to
+remember. Nothing here is private. Resumable: what has a row in the JSON is not run again.
 """
 
 import os

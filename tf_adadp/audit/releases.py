@@ -60,7 +60,8 @@ def audit_optimizer(
     s the noise's standard deviation under the clipping set of that step. This is the strongest
     attack on a step that is the Gaussian mechanism it claims to be. (With q < 1 and `gradients` it
     also knows which of the others were in, so it tests at least what the claim promises.) A
-    mechanism that leaks elsewhere, in its noise scale or its choices, wants an attack of its own:
+    mechanism that leaks elsewhere, in its noise scale or its choices, wants an attack of its own,
+    and so do optimizers that take a lot and no sum (AGD, DPOPT with budgeted directions):
     `draw_scores` and `epsilon_lower_bound`.
 
     The claim to hold it against: charge a `PrivacyLedger` with
@@ -110,7 +111,8 @@ def audit_optimizer(
             with recorded_releases(optimizer) as releases:
                 optimizer.apply_private(sums, expected_lot_size)
             ((released, stddevs),) = releases
-            score += _log_ratio(released, stddevs, without, alone, q, expected_lot_size)
+            divisor = optimizer._divisor(expected_lot_size)
+            score += _log_ratio(released, stddevs, without, alone, q, divisor)
         return score
 
     pair = draw_scores(optimizer, run, draws, seed=seed, jit_compile=jit_compile)
@@ -250,11 +252,11 @@ def _coins(key, count, q):
     return tf.cast(uniform < q, tf.float32)
 
 
-def _log_ratio(released, stddevs, without, alone, q, expected_lot_size):
+def _log_ratio(released, stddevs, without, alone, q, divisor):
     """log p'(release)/p(release) of one step, by its own account; a float32 scalar."""
-    divisor = tf.cast(expected_lot_size, tf.float32)
     terms = []
-    for r, s, d, u in zip(released, stddevs, without, alone, strict=True):
+    # Not strict: prior="raw" has a second sum, which is no part of the release.
+    for r, s, d, u in zip(released, stddevs, without, alone, strict=False):
         u, noisy = u / divisor / s, (r - d / divisor) / s
         terms.append(tf.reduce_sum(noisy * u - tf.square(u) / 2))
     llr = tf.add_n(terms)
