@@ -71,6 +71,9 @@ def __dir__():
 
 
 def _register():
+    # Beside Keras 2, as tensorflow-privacy needs it, `accounting` works and nothing else would.
+    if sys.modules["keras"].__version__.startswith("2."):
+        return
     for module in ("model", "pca"):  # the modules with classes of saved models
         importlib.import_module(f"{__name__}.{module}")
 

@@ -33,6 +33,21 @@ def test_importing_accounting_leaves_tensorflow_alone():
     assert done.returncode == 0, done.stderr
 
 
+def test_works_beside_an_older_keras_that_is_there_already():
+    # tensorflow-privacy's environment, in `make parity`, has a real Keras 2.
+    root = pathlib.Path(accounting.__file__).parents[2]
+    code = (
+        "import sys, types; sys.modules['keras'] = types.ModuleType('keras');"
+        "sys.modules['keras'].__dict__.update(__version__='2.15.0', Model=object);"
+        "from tf_adadp import accounting as a; print(a.epsilon(1.0, 0.0, 10, 1e-5))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "0.0\n", done.stderr
+
+
 def test_everything_public_is_exported():
     for name in accounting.__all__:
         assert getattr(accounting, name).__doc__
