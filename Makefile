@@ -1,12 +1,14 @@
 # make demo: sets everything up and trains the main example on data that needs no download.
 # make test: sets everything up and runs lint and tests.
+# make parity: compares with tensorflow-privacy itself, in a second environment.
 PYTHON ?= python3
+PARITY_PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench parity clean
 
 $(BIN)/ready: setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +29,12 @@ test: lint
 bench: $(BIN)/ready
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/adadp_default.py
+
+# tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.
+parity: $(BIN)/ready
+	@$(PARITY_PYTHON) -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))" 2>/dev/null || \
+	  { echo "make parity needs Python 3.11: $(PARITY_PYTHON) is not. Give PARITY_PYTHON=<path>."; exit 1; }
+	$(BIN)/python benchmarks/parity/compare.py --python=$(PARITY_PYTHON)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis

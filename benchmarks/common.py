@@ -208,11 +208,12 @@ class Results:
                     f"this is {self.machine}. Give another --out, or --force to start it anew."
                 )
             self.rows, self.runs = stored["rows"], stored["runs"]
+        script = pathlib.Path(sys.argv[0]).resolve()
+        here = RESULTS_DIR.resolve().parent
+        name = script.relative_to(here) if script.is_relative_to(here) else script.name
         self._run = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": " ".join(
-                [f"python benchmarks/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
-            ),
+            "command": " ".join([f"python benchmarks/{name}", *sys.argv[1:]]),
         }
 
     def find(self, **fields):

@@ -1,0 +1,1 @@
+"""Parity with tensorflow-privacy: what both sides compute, and what may differ."""
