@@ -177,7 +177,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # on a disk, where /tmp may be memory
+    runs = pathlib.Path("runs")  # on a disk, not in memory
+    runs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs) as folder:
         rows = run(arguments.kills, arguments.seed, folder)
         writes = write_times(folder)
     overcharges = [row["steps"] - row["found"] - row["ended"] for row in rows]
@@ -186,7 +188,6 @@ def main():
         "killed_in_training": sum(row["begun"] > 0 for row in rows),
         "killed_within_a_step": sum(row["begun"] > row["ended"] for row in rows),
         "steps_released": sum(row["ended"] for row in rows),
-        "breaches": 0,  # an assertion would have ended the run
         "largest_overcharge_over_bound": max(
             steps / max(row["interval"], row["steps_per_execution"])
             for steps, row in zip(overcharges, rows, strict=True)

@@ -9,6 +9,7 @@ on any machine.
   * `epsilon`, `delta`, `calibrate_noise_multiplier`, `calibrate_sampling_probability`,
     `max_steps`, `split_budget`: plan training by Poisson lots.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
+  * `privacy_curve`: δ(ε) of a ledger as a matplotlib figure.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
   * `rdp_theorem1`, `rdp_wang_theorem9`, `rdp_wang_theorem27` and their accountants: the bound of
     the ADADP paper, and those of Wang, Balle and Kasiviswanathan that it comes from.
@@ -31,9 +32,10 @@ from tf_adadp.accounting.api import (
 )
 from tf_adadp.accounting.bounds import Theorem1Accountant, rdp_theorem1
 from tf_adadp.accounting.comparison import ComparedBound, Comparison, compare
+from tf_adadp.accounting.curve import privacy_curve
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.events import decode_event, encode_event
-from tf_adadp.accounting.filters import RenyiFilter
+from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
 from tf_adadp.accounting.gaussian_dp import clt_epsilon, clt_mu
 from tf_adadp.accounting.laws import (
     FixedSizeSampling,
@@ -59,6 +61,7 @@ __all__ = [
     "ComparedBound",
     "Comparison",
     "FixedSizeSampling",
+    "LedgerBudget",
     "LedgerEntry",
     "PoissonSampling",
     "PrivacyLedger",
@@ -82,6 +85,7 @@ __all__ = [
     "encode_event",
     "epsilon",
     "max_steps",
+    "privacy_curve",
     "rdp_theorem1",
     "rdp_wang_theorem27",
     "rdp_wang_theorem9",

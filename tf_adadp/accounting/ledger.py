@@ -499,7 +499,7 @@ class PrivacyLedger:
         """The names and numbers of records that the ledger is about."""
         entries = self.entries
         names = {self.dataset, *(entry.dataset for entry in entries)} - {None}
-        return names, {e.law.num_examples for e in entries if e.law is not None} - {None}
+        return names, {e.law.num_units for e in entries if e.law is not None} - {None}
 
     def _fits(self, budget: LedgerBudget) -> bool:
         """Whether everything recorded is within the budget."""

@@ -136,13 +136,13 @@ def _budget(budget):
 
 def _data_set(entries, laws, delta):
     names = dict.fromkeys(entry.dataset for entry in entries if entry.dataset is not None)
-    sizes = dict.fromkeys(law.num_examples for law in laws if law.num_examples is not None)
+    sizes = dict.fromkeys((law.num_units, law.unit) for law in laws if law.num_units is not None)
     if not sizes:
         records = "the number of records is not recorded"
     else:
-        least = min(sizes)
+        least = min(number for number, _ in sizes)
         records = (
-            " or ".join(f"{n} records" for n in sizes)
+            " or ".join(f"{number} {unit}s" for number, unit in sizes)
             + f"; delta is {delta * least:.3g} of one over their number"
             + (" (it should be well below 1)" if delta * least >= 0.5 else "")
         )
