@@ -1,6 +1,6 @@
 """Attacks on every mechanism: measured lower bounds on ε beside what is claimed.
 
-    python benchmarks/audits.py                                # all, about half an hour on one core
+    python benchmarks/audits.py                                # all, about an hour on one core
     python benchmarks/audits.py --mechanism=DPSGD --draws=4000000
 
 Each mechanism is set up to cost ε = 1 and ε = 4 at δ = 1e-5 in one to three steps that see the

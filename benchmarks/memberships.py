@@ -1,6 +1,6 @@
 """Membership inference and one-run audits of whole trainings on scikit-learn's digits.
 
-    python benchmarks/memberships.py            # about five minutes on one core, no download
+    python benchmarks/memberships.py            # some ten minutes on one core, no download
 
 An MLP 64-128-10 learns half of 600 digits, once without privacy and once by DP-SGD at ε = 4
 (δ = 1e-4, Poisson lots). Each record is in by a fair coin. The attacks are the loss threshold and
