@@ -454,12 +454,12 @@ def _sets(rng, kind, example):
     yield clipping.Ellipsoid([tf.constant(b)], [tf.constant(a)]), b, 1.0
 
 
-TRIES = 120  # per form; five sets each
+TRIES = 60  # per form; five sets each
 
 
 @pytest.mark.parametrize("kind", ["outer", "sequence", "gram", "lookups"])
 def test_no_example_gets_past_a_set(kind):
-    """5 × 120 fixed random tries for each form."""
+    """5 × 60 fixed random tries for each form."""
     rng = _rng(11, KINDS.index(kind) if kind in KINDS else 9)
     reached = 0
     for number in range(TRIES):
