@@ -34,7 +34,8 @@ class PrivacyCallback(keras.callbacks.Callback):
     records at least what was released and at most max(ledger_interval, steps_per_execution) steps
     more, fewer where training would end or the budget stop it. A run on the same file counts what
     it finds there. At the end, and after an exception, the file is exact. For optimizers whose next
-    event depends on the last outcome (AGD) every step is written by itself.
+    event depends on the last outcome (AGD) every step is written by itself. What other callbacks
+    charge to the model's ledger is in the file from the next step on.
 
     **Early ends.** Where something other than the plan or a budget ends training (EarlyStopping, an
     exception, Ctrl-C) the ledger is told that its ε is an odometer reading.
@@ -105,6 +106,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._remaining = None
         self._seen_steps = 0  # of the ledger, when the budget was counted
         self._written_steps = 0  # of the ledger, up to which the file is written
+        self._writes = False  # whether this run began to write the file
         self._planned = None  # steps of this run
         self._done = 0
         self._stopped = False
@@ -126,7 +128,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "Give the budget to the optimizer, total_epsilon, and leave max_epsilon out."
             )
         self._budget, self._planned, self._done, self._stopped = None, None, 0, False
-        self._running = True
+        self._running, self._writes = True, False
         if self.ledger_path is not None:
             self._file = LedgerFile(self.ledger_path)
             self._written_steps = 0
@@ -223,6 +225,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             if limit is not None:
                 ahead = min(ahead, limit)
         ahead = max(ahead, coming)
+        self._writes = True
         self._file.write(self.model.announced_ledger(ahead))
         self._written_steps = steps + ahead
 
@@ -247,7 +250,8 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """The curve δ(ε) into TensorBoard."""
-        self.finish(None)
+        if self not in self.model.fit_callbacks:  # else `fit` does, after the other callbacks
+            self.finish(None)
         log_dir = self.log_dir
         for callback in self.model.fit_callbacks:
             if log_dir is None and isinstance(callback, keras.callbacks.TensorBoard):
@@ -270,7 +274,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         try:
             if self._done:
                 self._record_end(error)
-            if file is not None and self._written_steps:
+            if file is not None and self._writes:
                 file.write(self.model.ledger)
         finally:
             if file is not None:

@@ -176,7 +176,11 @@ class DPModel(keras.Model):
             auto_scale_loss=False,
         )
         self._body_jit_compile = "auto" if jit_compile is None else jit_compile
-        self._run.reset(optimizer, {layer: layer.trainable for layer in self._flatten_layers()})
+        self._run.reset(
+            optimizer,
+            {layer: layer.trainable for layer in self._flatten_layers()},
+            steps_per_execution,
+        )
 
     def get_compile_config(self):
         """Keras's compile configuration, with jit_compile as it was given."""
@@ -346,11 +350,14 @@ class DPModel(keras.Model):
             law, sampling = self._run.law, self._run.reproducible_sampling
             position = self._run.position_of(iterator)
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
+            uncharged = self.optimizer.uncharged_releases
             with self.optimizer.charged(
                 self._ledger, law, steps, position=position, reproducible_sampling=sampling
             ):
                 self._run.position += steps  # they are charged, whatever becomes of them
                 logs = run(iterator)
+            if self.optimizer.uncharged_releases > uncharged:
+                self._close_uncharged()
             self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
             if not self.optimizer.can_continue(law):
@@ -515,7 +522,7 @@ class DPModel(keras.Model):
         finally:
             if not self._run.ledger_loaded:
                 self.ledger.mark_unknown(_NO_LEDGER)
-            self._run.meet(self.optimizer)
+            self._run.meet(self._run.optimizer)
 
     def save_own_variables(self, store):
         """Writes the ledger beside the weights."""
@@ -658,6 +665,12 @@ class DPModel(keras.Model):
             raise ValueError(
                 "The optimizer was replaced after compile. Call compile with the new one."
             )
+        if self.steps_per_execution != self._run.steps_per_execution:
+            raise ValueError(
+                f"steps_per_execution was changed after compile, from "
+                f"{self._run.steps_per_execution} to {self.steps_per_execution}, and the traced "
+                "graph takes the old number. Call compile with the new one."
+            )
 
     def _check_iterations(self):
         """Fails closed where the optimizer's steps changed and no step was made or loaded."""
@@ -727,6 +740,7 @@ class _Run:
         self.y_pred = None
         self.optimizer = None
         self.trainable_state = {}
+        self.steps_per_execution = None
         self.expected_size = None
         self.law = None
         self.iterator = None
@@ -738,12 +752,13 @@ class _Run:
         self.met = None
         self._warned = False
 
-    def reset(self, optimizer, trainable_state):
+    def reset(self, optimizer, trainable_state, steps_per_execution):
         """After compile: another optimizer, another loss."""
         self.engine = None
         self.met = None
         self.optimizer = optimizer
         self.trainable_state = trainable_state
+        self.steps_per_execution = steps_per_execution
         self._warned = False
 
     def meet(self, optimizer):

@@ -11,7 +11,8 @@ Gaussian noise, for data sets that differ by adding or removing one record. Argu
   accountant: "rdp" (Rényi; Mironov, Talwar and Zhang 2019, with the conversion of Canonne, Kamath
     and Steinke 2020, Proposition 12), "pld" (privacy loss distributions: the tightest and the
     slowest), "theorem1" (the ADADP paper's bound and conversion: the loosest), or one of the
-    bounds it comes from, "wang_theorem9" and "wang_theorem27". All are sound.
+    bounds it comes from, "wang_theorem9" and "wang_theorem27". All are sound; but what "rdp" says
+    of σ* beyond 1e5 is the rounding of its sums.
 
 Every function raises ValueError for an argument out of range or an unknown accountant.
 """

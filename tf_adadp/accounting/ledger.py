@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import dp_accounting
 
+from tf_adadp import _process
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, check_accountant, is_non_private_key
 from tf_adadp.accounting.api import largest_count, least_noise_multiplier
@@ -67,6 +68,7 @@ class PrivacyLedger:
         self._entries: dict[str, LedgerEntry] = {}
         self._unknown: list[str] = []
         self._open_id: str | None = None  # the entry this object may still count up
+        self._process = _process.token()
         self._next_id = uuid.uuid4().hex  # of the entry that it begins next
         self._lock = threading.RLock()
         self._warned: set[str | float] = set()  # what was warned of: "declared", or a δ
@@ -112,6 +114,7 @@ class PrivacyLedger:
             self.dataset,
         )
         with self._lock:
+            self._leave_parent()
             last = self._entries.get(self._open_id)
             if last is not None and last.repeats(entry):
                 entry = dataclasses.replace(last, count=last.count + entry.count)
@@ -121,8 +124,8 @@ class PrivacyLedger:
                 self._next_id = uuid.uuid5(uuid.UUID(self._next_id), "next").hex
             self._entries[entry.id] = entry
             self._open_id = entry.id
-            if self._budgets and not self._fits(self._budgets[-1]):
-                self._budgets[-1] = self._budgets[-1].plus(count)
+            # Of replaced budgets too: what they said held for what was released until then.
+            self._budgets = [b if self._fits(b) else b.plus(count) for b in self._budgets]
 
     def announced(self) -> "PrivacyLedger":
         """Returns a copy for releases that this ledger is about to record.
@@ -132,9 +135,19 @@ class PrivacyLedger:
         without counting them twice. Only releases that this ledger adds next may be added to it.
         """
         with self._lock:
+            self._leave_parent()
             copy = PrivacyLedger.from_json(self.to_json())
             copy._open_id, copy._next_id = self._open_id, self._next_id
             return copy
+
+    def _leave_parent(self) -> None:
+        """In a child of `os.fork`: begins entries of its own, or both would count up the same."""
+        if self._process is not _process.token():
+            self._process = _process.token()
+            self._begin_new_entries()
+
+    def _begin_new_entries(self) -> None:
+        self._open_id, self._next_id = None, uuid.uuid4().hex
 
     def begin_budget(self, budget: RenyiFilter) -> None:
         """Records that releases are held to a budget from now on, and replaces an earlier one.
@@ -227,7 +240,7 @@ class PrivacyLedger:
             elif other._plan != self._plan and _surplus(theirs, self._entries):
                 self._plan = None  # it was about other releases
             self._entries = merged
-            self._open_id = None
+            self._begin_new_entries()  # ids that this one announced may have come in
             self._budgets = budgets
             self.dataset = self.dataset or other.dataset
             for reason in other.unknown_reasons:
@@ -263,10 +276,17 @@ class PrivacyLedger:
                 )
 
     def covers(self, other: "PrivacyLedger") -> bool:
-        """Whether every release and every gap that the other ledger records is in this one."""
+        """Whether this ledger says all that the other one does: releases, gaps, how they ended."""
         theirs = {entry.id: entry for entry in other.entries}
         mine = {entry.id: entry for entry in self.entries}
-        return not _surplus(theirs, mine) and set(other.unknown_reasons) <= set(self._unknown)
+        outside = {budget.filter: budget.outside for budget in self._budgets}
+        return (
+            not _surplus(theirs, mine)
+            and all(mine[id].repeats(entry) for id, entry in theirs.items())
+            and set(other.unknown_reasons) <= set(self._unknown)
+            and set(other._readings) <= set(self._readings)
+            and all(outside.get(b.filter, -1) >= b.outside for b in other.budgets)
+        )
 
     # Reading
 
@@ -471,10 +491,13 @@ class PrivacyLedger:
 
     def remaining_under(self, budget: RenyiFilter, event: dp_accounting.DpEvent) -> int:
         """Returns how many more releases of `event` a filter lets pass; 0 if history was lost."""
+        entries = self.entries
         try:
-            spent = self._composition(self.entries)
+            spent = self._composition(entries)
         except ValueError:
             return 0
+        if not entries:  # nothing that would bring a relation
+            spent = Composition((), budget.neighboring_relation)
         return budget.remaining(spent, event)
 
     def statement(self, delta: float, accountant: str = "rdp") -> str:

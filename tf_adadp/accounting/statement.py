@@ -62,7 +62,7 @@ def privacy_statement(
         lines.append(("Kind of figure", _kind(ledger)))
         if ledger.plan is not None:
             lines.append(("Plan, declared by the user", ledger.plan))
-    lines += [("Budget", _budget(budget)) for budget in ledger.budgets]
+    lines += [("Budget", _budget(budget, ledger)) for budget in ledger.budgets]
     relations = dict.fromkeys(
         _RELATIONS.get(entry.neighboring_relation, "unknown").format(unit=entry.unit)
         for entry in entries
@@ -119,10 +119,12 @@ def _kind(ledger):
     )
 
 
-def _budget(budget):
+def _budget(budget, ledger):
     filter = budget.filter
     promised = f"epsilon = {filter.epsilon:.6g} at delta = {filter.delta:g}"
     how = f"by a Rényi filter of order {filter.order:g}"
+    if ledger.unknown_reasons:
+        return f"{promised}, {how}, is NO guarantee: the history of releases is incomplete"
     if budget.outside:
         return (
             f"{promised}, {how}, is NO guarantee for all that is recorded: {budget.outside} "

@@ -77,7 +77,7 @@ def parse_document(text: str) -> Mapping[str, Any]:
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
     """Replaces the file at `path` by `text`: a reader, or a crash, sees the old file or the new."""
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).resolve()  # of a link, the file that it leads to
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8") as file:

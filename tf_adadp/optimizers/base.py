@@ -296,7 +296,7 @@ class DPOptimizer:
         """Charges `steps` releases, to be made inside the `with` block.
 
         A charge whose release was not made, after an error, stays in the ledger and expires here:
-        it does not pay for a later release.
+        it does not pay for a later release. Releases beyond `steps` stay uncharged.
         """
         owed = self.uncharged_releases
         self.charge(
@@ -305,7 +305,7 @@ class DPOptimizer:
         try:
             yield
         finally:
-            self._charged_releases = self._noise_key.releases - owed
+            self._charged_releases = min(self._charged_releases, self._noise_key.releases - owed)
 
     def example_seed(self):
         """A fresh int64 [2] seed for the examples' own randomness: dropout, microbatch slots.
