@@ -22,7 +22,7 @@ def filled(count):
 
 
 def test_a_raised_budget_takes_back_what_the_first_one_said():
-    ledger, law = PrivacyLedger(), PoissonSampling(100_000, 100)
+    ledger, law = PrivacyLedger(), PoissonSampling(50_000, 50)
     event = law.event(1.0)
     for epsilon in (1.0, 3.0):
         budget = ledger.budget_for(event, epsilon, DELTA, law=law)
