@@ -152,8 +152,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.same_data:
             return
         names = [] if self.dataset is None else [self.dataset]
-        size = self.model.step_law.num_units
-        sizes = [] if size is None else [size]
+        law = self.model.step_law
+        sizes = [] if law.num_units is None else [(law.unit, law.num_units)]
         self.model.ledger.check_data(names, sizes)
         if self._file is None:
             return

@@ -468,7 +468,7 @@ def test_no_example_gets_past_a_set(kind):
             excess = _excess(clipping_set, _form(kind, example), b, bound)
             assert excess <= EXCESS, (number, type(clipping_set).__name__)
             reached += excess > -1e-3
-    assert reached > TRIES / 2  # the sets were reached, so the bound was at stake
+    assert reached > TRIES / 4  # the sets were reached, so the bound was at stake
 
 
 @pytest.mark.parametrize("kind", ["outer", "sequence", "gram", "lookups"])

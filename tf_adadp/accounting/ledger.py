@@ -251,23 +251,26 @@ class PrivacyLedger:
     def check_data(
         self,
         names: Iterable[str],
-        sizes: Iterable[int],
+        sizes: Iterable[tuple[str, int]],
         whose: str = "the run",
     ) -> None:
         """Refuses data that are not those of this ledger, as far as names and sizes tell.
 
         Args:
           names: data set names; empty where none was given.
-          sizes: numbers of records; empty where none is known.
+          sizes: pairs (unit, how many there are), e.g. ("record", 60000); empty where unknown.
           whose: what they belong to, for the message.
 
         Raises:
-          ValueError: names on both sides, or sizes on both sides, and none in common.
+          ValueError: names, or numbers of the same unit, on both sides, and none in common.
         """
-        for what, mine, theirs in zip(
-            ("data set", "number of records"), self._data(), (names, sizes), strict=True
-        ):
-            theirs = set(theirs)
+        my_names, my_sizes = self._data()
+        sizes = set(sizes)
+        sides = [("data set", my_names, set(names))]
+        for unit in {unit for unit, _ in my_sizes}:
+            numbers = [{n for u, n in side if u == unit} for side in (my_sizes, sizes)]
+            sides.append((f"number of {unit}s", *numbers))
+        for what, mine, theirs in sides:
             if mine and theirs and not mine & theirs:
                 raise ValueError(
                     f"this ledger is about another data set: its {what} is {_listed(mine)}, that "
@@ -518,11 +521,12 @@ class PrivacyLedger:
             epsilon, refusal = None, str(error)
         return privacy_statement(self, epsilon, delta, accountant, refusal)
 
-    def _data(self) -> tuple[set[str], set[int]]:
-        """The names and numbers of records that the ledger is about."""
+    def _data(self) -> tuple[set[str], set[tuple[str, int]]]:
+        """The names, and numbers of records or users, that the ledger is about."""
         entries = self.entries
         names = {self.dataset, *(entry.dataset for entry in entries)} - {None}
-        return names, {e.law.num_units for e in entries if e.law is not None} - {None}
+        laws = {entry.law for entry in entries} - {None}
+        return names, {(law.unit, law.num_units) for law in laws if law.num_units is not None}
 
     def _fits(self, budget: LedgerBudget) -> bool:
         """Whether everything recorded is within the budget."""
