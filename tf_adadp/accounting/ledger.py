@@ -102,24 +102,23 @@ class PrivacyLedger:
           ValueError: an argument is out of range, the event is of an unknown class, it contradicts
             the law, or the relation does.
         """
-        entry = LedgerEntry(
-            self._next_id,
-            event,
-            count,
-            law,
-            neighboring_relation,
-            origin,
-            reproducible_noise,
-            adaptive,
-            self.dataset,
-        )
         with self._lock:
             self._leave_parent()
+            entry = LedgerEntry(
+                self._next_id,
+                event,
+                count,
+                law,
+                neighboring_relation,
+                origin,
+                reproducible_noise,
+                adaptive,
+                self.dataset,
+            )
             last = self._entries.get(self._open_id)
             if last is not None and last.repeats(entry):
                 entry = dataclasses.replace(last, count=last.count + entry.count)
             else:
-                entry = dataclasses.replace(entry, id=self._next_id)
                 # A chain, so that a copy from `announced` begins the same entries.
                 self._next_id = uuid.uuid5(uuid.UUID(self._next_id), "next").hex
             self._entries[entry.id] = entry
@@ -454,10 +453,7 @@ class PrivacyLedger:
         steps = _checks.count(steps, "steps")
         if not isinstance(law, SamplingLaw):
             raise ValueError(f"law must be a sampling law, got {law!r}.")
-        entries = self.entries
-        probe = _probe(law.event(1.0), steps, law, None)
-        relation = self._analyse((*entries, probe), delta).relation
-        spent = self._composition(entries) if entries else Composition((), relation)
+        spent = self._spent_and(_probe(law.event(1.0), steps, law, None), delta)
         return least_noise_multiplier(spent, law.event, steps, target_epsilon, delta, accountant)
 
     def compare(self, delta: float) -> Comparison:
@@ -494,13 +490,10 @@ class PrivacyLedger:
 
     def remaining_under(self, budget: RenyiFilter, event: dp_accounting.DpEvent) -> int:
         """Returns how many more releases of `event` a filter lets pass; 0 if history was lost."""
-        entries = self.entries
         try:
-            spent = self._composition(entries)
+            spent = self._composition(self.entries, budget.neighboring_relation)
         except ValueError:
             return 0
-        if not entries:  # nothing that would bring a relation
-            spent = Composition((), budget.neighboring_relation)
         return budget.remaining(spent, event)
 
     def statement(self, delta: float, accountant: str = "rdp") -> str:
@@ -531,8 +524,8 @@ class PrivacyLedger:
     def _fits(self, budget: LedgerBudget) -> bool:
         """Whether everything recorded is within the budget."""
         try:
-            spent = self._composition(self.entries)
-            if spent.charges and spent.relation is not budget.filter.neighboring_relation:
+            spent = self._composition(self.entries, budget.filter.neighboring_relation)
+            if spent.relation is not budget.filter.neighboring_relation:
                 return False
             return budget.filter.epsilon_of(spent) <= budget.filter.epsilon
         except ValueError:  # history was lost, or an event that no Rényi accountant knows
@@ -542,10 +535,17 @@ class PrivacyLedger:
         """What was spent, once it is clear that the probe can be added to it."""
         entries = self.entries
         both = self._analyse((*entries, probe), delta)  # refuses what does not add up
-        return self._composition(entries) if entries else Composition((), both.relation)
+        return self._composition(entries, both.relation)
 
-    def _composition(self, entries: tuple[LedgerEntry, ...]) -> Composition:
-        """The releases as one composition, or a ValueError saying why there is none."""
+    def _composition(
+        self,
+        entries: tuple[LedgerEntry, ...],
+        default: dp_accounting.NeighboringRelation = _Relation.ADD_OR_REMOVE_ONE,
+    ) -> Composition:
+        """The releases as one composition, or a ValueError saying why there is none.
+
+        Without entries, which would bring their relation, it is that of `default`.
+        """
         if self._unknown:
             raise ValueError(
                 "no privacy guarantee can be reported, the history of releases is incomplete: "
@@ -576,7 +576,7 @@ class PrivacyLedger:
                 f"entries are stated for different neighbouring relations ({names}), which do not "
                 "add up. Restate the events for one relation, or keep one ledger for each."
             )
-        relation = next(iter(relations), _Relation.ADD_OR_REMOVE_ONE)
+        relation = next(iter(relations), default)
         return Composition((), relation).plus((entry.key, entry.count) for entry in entries)
 
     def _analyse(self, entries: tuple[LedgerEntry, ...], delta: float | None = None) -> Composition:
