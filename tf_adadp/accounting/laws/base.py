@@ -29,7 +29,8 @@ class SamplingLaw(abc.ABC):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        SamplingLaw._known[cls.__name__] = cls
+        if not cls.__name__.startswith("_"):  # what laws share is no law
+            SamplingLaw._known[cls.__name__] = cls
 
     @property
     @abc.abstractmethod
@@ -150,6 +151,14 @@ class SamplingLaw(abc.ABC):
         """Checks a real field and makes it a plain int where it is whole, else a float."""
         size = _checks.real(name, getattr(self, name), requirement, holds)
         object.__setattr__(self, name, int(size) if size.is_integer() else size)
+
+    def _set_expected_size(self) -> None:
+        """Checks the expected size of a lot of single records, and makes it a plain number."""
+        self._set_size(
+            "expected_size",
+            f"positive and at most num_examples = {self.num_examples}",
+            lambda x: 0 < x <= self.num_examples,
+        )
 
     def _check_num_examples_and_declared(self) -> None:
         self._set_integer("num_examples", "an integer ≥ 1", lambda x: x >= 1)

@@ -53,11 +53,7 @@ class PoissonSampling(SamplingLaw):
 
     def __post_init__(self):
         self._check_num_examples_and_declared()
-        self._set_size(
-            "expected_size",
-            f"positive and at most num_examples = {self.num_examples}",
-            lambda x: 0 < x <= self.num_examples,
-        )
+        self._set_expected_size()
 
     @property
     def probability(self) -> float:

@@ -5,13 +5,11 @@ import dataclasses
 import dp_accounting
 
 from tf_adadp.accounting import _checks
-from tf_adadp.accounting.laws.base import SamplingLaw
-
-_Relation = dp_accounting.NeighboringRelation
+from tf_adadp.accounting.laws.one_size import _OneSizeSampling
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledSampling(SamplingLaw):
+class ShuffledSampling(_OneSizeSampling):
     """Passes of ⌊N/n⌋ lots of exactly n records, no record twice in a pass.
 
     Guarantee: neighbouring data sets differ by replacing one record. Given the permutation, the
@@ -35,37 +33,10 @@ class ShuffledSampling(SamplingLaw):
       ValueError: a size is not a positive integer, or size > num_examples.
     """
 
-    num_examples: int
-    size: int
-    declared: bool = False
-
-    def __post_init__(self):
-        self._check_num_examples_and_declared()
-        self._set_integer(
-            "size",
-            f"an integer from 1 to num_examples = {self.num_examples}",
-            lambda x: 1 <= x <= self.num_examples,
-        )
-
-    @property
-    def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
-        """Replace one record."""
-        return _Relation.REPLACE_ONE
-
     @property
     def lots_per_pass(self) -> int:
         """⌊N/n⌋."""
         return self.num_examples // self.size
-
-    @property
-    def expected_lot_size(self) -> int:
-        """n."""
-        return self.size
-
-    @property
-    def max_lot_size(self) -> int:
-        """n."""
-        return self.size
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns Gaussian(σ*/2), microbatched or not: what a whole PASS costs."""

@@ -1,0 +1,36 @@
+"""What laws whose lots all have the same size share."""
+
+import dataclasses
+from typing import ClassVar
+
+import dp_accounting
+
+from tf_adadp.accounting.laws.base import SamplingLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneSizeSampling(SamplingLaw):
+    """Lots of exactly `size` of the `num_examples` records; neighbours by replacing one."""
+
+    num_examples: int
+    size: int
+    declared: bool = False
+    neighboring_relation: ClassVar = dp_accounting.NeighboringRelation.REPLACE_ONE
+
+    def __post_init__(self):
+        self._check_num_examples_and_declared()
+        self._set_integer(
+            "size",
+            f"an integer from 1 to num_examples = {self.num_examples}",
+            lambda x: 1 <= x <= self.num_examples,
+        )
+
+    @property
+    def expected_lot_size(self) -> int:
+        """n."""
+        return self.size
+
+    @property
+    def max_lot_size(self) -> int:
+        """n."""
+        return self.size
