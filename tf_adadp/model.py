@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, validation
+from tf_adadp import gradients, replicas, validation
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
@@ -273,6 +273,7 @@ class DPModel(keras.Model):
             self._physical_batch_size(lots.expected_size),
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
+        dataset = replicas.distribute(dataset, self.distribute_strategy)
         with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
@@ -309,6 +310,11 @@ class DPModel(keras.Model):
         """
         self._assert_compile_called("train_on_batch")
         self._refuse_nested("train_on_batch")
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"train_on_batch under {type(self.distribute_strategy).__name__}: give `fit` lots, "
+                "which it splits over the replicas."
+            )
         if class_weight is not None:
             sample_weight = _class_weights(y, class_weight, sample_weight)
         batch = tf.nest.map_structure(
@@ -344,7 +350,8 @@ class DPModel(keras.Model):
         run = self.train_function
 
         def charge_and_run(iterator):
-            steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
+            of_fit = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
+            steps = self.steps_per_execution if of_fit else 1
             self._check_unchanged()
             self._check_iterations()
             law, sampling = self._run.law, self._run.reproducible_sampling
@@ -383,7 +390,7 @@ class DPModel(keras.Model):
             on_batch=self._update_metrics,
             regularization_gradients=regularization_gradients,
         )
-        count = tf.reduce_sum(lot[1])
+        count = replicas.all_reduced(tf.reduce_sum(lot[1]))
         mean_loss = tf.math.divide_no_nan(loss, count)
         if regularization is not None:
             mean_loss += regularization
@@ -493,9 +500,9 @@ class DPModel(keras.Model):
                 )
             # Steps are charged with the law of their lots; other releases, as DPPCA's, have none.
             charged = sum(entry.count for entry in ledger.entries if entry.law is not None)
-            if self.compiled and int(self.optimizer.iterations) > charged:
+            if self.compiled and self.optimizer.steps_taken > charged:
                 raise ValueError(
-                    f"The optimizer took {int(self.optimizer.iterations)} steps, and the ledger "
+                    f"The optimizer took {self.optimizer.steps_taken} steps, and the ledger "
                     f"knows of {charged}: its state was restored without the ledger. "
                     "Restore with `load_weights` or `load_model`, which keep them together."
                 )
@@ -582,7 +589,7 @@ class DPModel(keras.Model):
             x, y, expected_size=batch_size, sample_weight=sample_weight, seed=self.optimizer.seed
         )
         if lots.seed is not None:
-            lots.step = int(self.optimizer.iterations)
+            lots.step = self.optimizer.steps_taken
         return lots
 
     def _prepare(self, element_spec):
@@ -591,11 +598,17 @@ class DPModel(keras.Model):
         Args:
             element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
         """
-        if self._distribute_strategy is not None or tf.distribute.has_strategy():
+        replicas.check_strategy(self.model, self.distribute_strategy)
+        if self.distribute_strategy.num_replicas_in_sync > 1 and not self.optimizer.distributable:
             raise ValueError(
-                f"{self.distribute_strategy!r}: DPModel trains on one device. Make and fit the "
-                "model outside of a strategy's scope."
+                f"{type(self.optimizer).__name__} trains on one device: its branches cannot wait "
+                f"for other replicas. Train it without {type(self.distribute_strategy).__name__}."
             )
+        with self.distribute_strategy.scope():
+            self._prepare_under(element_spec)
+
+    def _prepare_under(self, element_spec):
+        """`_prepare`, under the strategy."""
         validation.check_layers(self.model)
         self._check_unchanged()
         if self._run.engine is not None:
@@ -639,6 +652,11 @@ class DPModel(keras.Model):
         self._run.engine = engine
         self._share_ledger()
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras builds from the first batch, and drops it: that would be a lot.
+        if self._run.engine is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+
     def _engine_jit(self):
         return False if self.run_eagerly else self._body_jit_compile
 
@@ -677,8 +695,8 @@ class DPModel(keras.Model):
         met, optimizer = self._run.met, self._run.optimizer
         if met is None or optimizer is None or met[0] != optimizer._noise_key.releases:
             return
-        if met[1] != int(optimizer.iterations):
-            self.ledger.mark_unknown(_RESTORED.format(int(optimizer.iterations), met[1]))
+        if met[1] != optimizer.steps_taken:
+            self.ledger.mark_unknown(_RESTORED.format(optimizer.steps_taken, met[1]))
             self._run.meet(optimizer)
 
     def _refuse_nested(self, method):
@@ -764,7 +782,7 @@ class _Run:
     def meet(self, optimizer):
         """Remembers where the optimizer stands, to see state that is put in from outside."""
         if optimizer is not None:
-            self.met = optimizer._noise_key.releases, int(optimizer.iterations)
+            self.met = optimizer._noise_key.releases, optimizer.steps_taken
 
     def start(self, law, expected_size, reproducible_sampling):
         self.law = law

@@ -10,6 +10,7 @@ import math
 
 import tensorflow as tf
 
+from tf_adadp import replicas
 from tf_adadp.gradients import microbatch
 from tf_adadp.gradients.mapping import map_examples, output_specs
 
@@ -68,6 +69,9 @@ class VectorizedEngine:
         Returns:
             `(sums, loss)`: list of float32 tensors of the shapes that `clipping_set` returns, and
             the sum of the real examples' losses (a raw statistic).
+
+        Under a `tf.distribute` strategy each replica gives its share of the lot, and all get the
+        sums over the whole of it.
 
         Formal guarantee: with microbatch_size = 1, adding or removing one example changes `sums`
         by one vector of K. With k > 1 it changes the vector of one slot, from one in K to another.
@@ -136,7 +140,7 @@ class VectorizedEngine:
             ),
             parallel_iterations=1,
         )
-        return summing.finish(sums, carry), total_loss
+        return replicas.all_reduced((summing.finish(sums, carry), total_loss))
 
     def _per_example(self, trainable, x, y, sample_weight, seeds):
         """Losses [B], predictions [B, ...] and float32 gradients [B, *shape] of B examples."""
