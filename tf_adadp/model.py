@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, replicas, validation
+from tf_adadp import gradients, replicas, validation, workers
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
@@ -267,6 +267,9 @@ class DPModel(keras.Model):
         self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
+        if workers.num_workers(self.distribute_strategy) > 1:
+            _check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
+            callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
         dataset = lots.as_dataset(
@@ -374,7 +377,7 @@ class DPModel(keras.Model):
         self.train_function = charge_and_run
 
     def train_step(self, lot):
-        """One lot: clip and sum its gradients, release, update."""
+        """One lot, or a replica's share of one: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
@@ -395,7 +398,17 @@ class DPModel(keras.Model):
         if regularization is not None:
             mean_loss += regularization
         self._loss_tracker.update_state(mean_loss, sample_weight=count)
-        return {**self.get_metrics_result(), **optimizer.step_logs()}
+        return self._for_workers({**self.get_metrics_result(), **optimizer.step_logs()})
+
+    def test_step(self, data):
+        """Keras's."""
+        return self._for_workers(super().test_step(data))
+
+    def _for_workers(self, logs):
+        """Logs as Keras reduces them: on several hosts it takes a mean over a first axis."""
+        if workers.num_workers(self.distribute_strategy) == 1:
+            return logs
+        return {name: tf.expand_dims(value, 0) for name, value in logs.items()}
 
     def gradient_plan(self):
         """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
@@ -446,6 +459,16 @@ class DPModel(keras.Model):
         for variable in tagged:
             variable._tf_adadp_ledger = self._ledger
         return self._ledger
+
+    def take_chiefs_ledger(self, strategy):
+        """On several hosts: the chief's ledger in place of this one, with the chief's weights."""
+        text = workers.bytes_from_chief(strategy, self.ledger.to_json().encode())
+        if workers.worker_number(strategy) > 0:
+            self._ledger = PrivacyLedger.from_json(text.decode())
+            for variable in self.weights:
+                if hasattr(variable, "_tf_adadp_ledger"):
+                    variable._tf_adadp_ledger = self._ledger
+        self._run.meet(self.optimizer)
 
     @property
     def step_law(self):
@@ -585,8 +608,22 @@ class DPModel(keras.Model):
             )
         if class_weight is not None:
             sample_weight = _class_weights(y, class_weight, sample_weight)
+        count, seed = workers.num_workers(self.distribute_strategy), self.optimizer.seed
+        num_examples = None
+        if count > 1:
+            number = workers.worker_number(self.distribute_strategy)
+            num_examples = len(tf.nest.flatten(x)[0])
+            (x, y, sample_weight) = tf.nest.map_structure(
+                lambda a: None if a is None else a[number::count], (x, y, sample_weight)
+            )
+            seed = None if seed is None else seed + (number + 1) * 2**64
         lots = PoissonLots(
-            x, y, expected_size=batch_size, sample_weight=sample_weight, seed=self.optimizer.seed
+            x,
+            y,
+            expected_size=batch_size,
+            sample_weight=sample_weight,
+            seed=seed,
+            num_examples=num_examples,
         )
         if lots.seed is not None:
             lots.step = self.optimizer.steps_taken
@@ -884,6 +921,31 @@ def _refuse_with_lots(**arguments):
                 f"{name} is given beside lots: lots hold their data, weights and expected size; "
                 f"make the lots with it and leave {name} out."
             )
+
+
+def _check_workers(strategy, lots, epochs, steps_per_epoch):
+    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
+    if type(lots) is not PoissonLots:
+        raise ValueError(
+            f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
+            "only Poisson lots are made of independent parts. Give PoissonLots or arrays."
+        )
+    law = lots.law
+    workers.check_alike(
+        strategy,
+        num_examples=law.num_examples,
+        expected_size=law.expected_size,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+    )
+    held = workers.total(strategy, lots.num_local_examples)
+    if held > law.num_examples:
+        raise ValueError(
+            f"The workers hold {held} records together, and the law says {law.num_examples}: a "
+            "record that two of them hold would enter a lot twice. Give every worker records of "
+            "its own, PoissonLots(..., num_examples=<those of all workers>), or arrays of all "
+            "records to `fit`, which deals them out."
+        )
 
 
 def _split(data, validation_split):

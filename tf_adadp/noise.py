@@ -168,10 +168,16 @@ class SecretKey:
                 'processes with multiprocessing.get_context("spawn").'
             )
 
-    def renew(self):
-        """Draws a new key, unless there is a seed. The count goes on."""
+    def renew(self, agree=None):
+        """Draws a new key, unless there is a seed. The count goes on.
+
+        Args:
+            agree: where several processes train together, a function that returns the key that one
+                of them drew; called by all at the same time.
+        """
         if not self.reproducible:
-            self.__key.assign(new_key())
+            key = new_key()
+            self.__key.assign(key if agree is None else agree(key))
             self.__process = _process.token()
 
     def __repr__(self):

@@ -12,6 +12,12 @@ gives to the others when it is made. The connections between hosts must be priva
 
 import tensorflow as tf
 
+_STRATEGIES = (
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+
 
 def num_replicas():
     """R, how many replicas run the calling code in step; 1 outside of a strategy."""
@@ -35,7 +41,12 @@ def all_reduced(structure):
     if context is None or context.num_replicas_in_sync == 1:
         return structure
     flat = tf.nest.flatten(structure)
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+    summed = list(flat)
+    for dtype in {t.dtype: None for t in flat}:  # what travels together has one type
+        of_type = [i for i, t in enumerate(flat) if t.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in of_type])
+        for i, t in zip(of_type, sums, strict=True):
+            summed[i] = t
     return tf.nest.pack_sequence_as(structure, summed)
 
 
@@ -75,15 +86,15 @@ def distribute(dataset, strategy):
     """Lots as what `strategy` iterates over: at every step each replica gets a share of one lot.
 
     Args:
-        dataset: a `tf.data.Dataset` of lots.
-        strategy: a strategy of one process.
+        dataset: a `tf.data.Dataset` of lots; on several hosts, of this one's part of each lot.
+        strategy: a strategy.
 
     Returns:
         The dataset itself for one replica, else a `tf.distribute.DistributedDataset`.
     """
-    shares = strategy.num_replicas_in_sync
-    if shares == 1:
+    if strategy.num_replicas_in_sync == 1:
         return dataset
+    shares = len(strategy.extended.worker_devices)  # of this process
     split = tf.autograph.experimental.do_not_convert(
         lambda *lot: tf.data.Dataset.from_tensor_slices(split_lot(lot, shares))
     )
@@ -104,15 +115,10 @@ def check_strategy(model, strategy):
     if default:
         return
     kind = type(strategy).__name__
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if not isinstance(strategy, _STRATEGIES):
         raise ValueError(
-            f"`fit` under {kind}: Keras 3 does not train on several hosts. Write the loop yourself "
-            "with `tf_adadp.DistributedTrainer`, see docs/scaling.md."
-        )
-    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)):
-        raise ValueError(
-            f"{kind}: DPModel trains under MirroredStrategy, OneDeviceStrategy or none. Others keep "
-            "variables or gradients in ways under which one noise per lot is not assured."
+            f"{kind}: DPModel trains under {', '.join(s.__name__ for s in _STRATEGIES)} or none. "
+            "Under others, one noise per lot is not assured."
         )
     for variable in model.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):

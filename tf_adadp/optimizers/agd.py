@@ -459,7 +459,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         """Restores the state machine; what was spent stays spent, and keys are new."""
         spent, order = _number(self._spent), _number(self._filter_order)
         super().load_own_variables(store)
-        self._selection_key.renew()
         if spent > 0:
             # Costs at different orders cannot be compared: then nothing is left.
             same = order == _number(self._filter_order)

@@ -327,9 +327,20 @@ class DPOptimizer:
         return int(self.iterations.numpy())
 
     @property
+    def releases(self):
+        """How many releases this process made, charged or not."""
+        return self._noise_key.releases
+
+    @property
     def uncharged_releases(self):
         """How many releases this process made that no `charge` paid for."""
         return max(0, self._noise_key.releases - self._charged_releases)
+
+    def renew_keys(self, agree=None):
+        """New keys for noise and examples' randomness; see `noise.SecretKey.renew`."""
+        for value in vars(self).values():
+            if isinstance(value, noise.SecretKey):
+                value.renew(agree)
 
     def bind(self, model, loss):
         """Hook: the plain model and its compiled loss, once, before `private_step` is traced."""
@@ -493,8 +504,7 @@ class DPOptimizer:
     def load_own_variables(self, store):
         """Restores the public state; noise and examples' randomness go on under new keys."""
         super().load_own_variables(store)
-        self._noise_key.renew()
-        self._example_key.renew()
+        self.renew_keys()
 
     def get_config(self):
         """The arguments of the constructor. The noise key is no part of it."""

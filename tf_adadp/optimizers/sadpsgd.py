@@ -400,11 +400,6 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             rdp.append(accepted * max(0.0, special.logsumexp(terms)) / (order - 1))
         return classical_epsilon(_ORDERS, rdp, delta)
 
-    def load_own_variables(self, store):
-        """Restores weights' momentum, τ and μ; candidates go on under new keys."""
-        super().load_own_variables(store)
-        self._annealing_key.renew()
-
     def get_config(self):
         """The arguments of the constructor but energy_data, which are in no file."""
         config = super().get_config()
