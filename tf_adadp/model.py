@@ -276,7 +276,7 @@ class DPModel(keras.Model):
             self._physical_batch_size(lots.expected_size),
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
-        dataset = replicas.distribute(dataset, self.distribute_strategy)
+        dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
         with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
@@ -338,6 +338,7 @@ class DPModel(keras.Model):
         self._prepare(spec)
         self.optimizer.begin(law, None, 1)
         self._run.start(law, expected_size, False)
+        self._run.share = lambda lot: lot
         lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
         self.make_train_function()
         self.reset_metrics()
@@ -379,6 +380,7 @@ class DPModel(keras.Model):
     def train_step(self, lot):
         """One lot, or a replica's share of one: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
+        lot = run.share(lot)
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
         regularization_gradients = None
@@ -799,6 +801,7 @@ class _Run:
         self.expected_size = None
         self.law = None
         self.iterator = None
+        self.share = None  # makes a lot of what a replica is given
         self.position = 0  # how many lots of the iterator were charged
         self.reproducible_sampling = False
         self.active = False

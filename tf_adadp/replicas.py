@@ -90,19 +90,31 @@ def distribute(dataset, strategy):
         strategy: a strategy.
 
     Returns:
-        The dataset itself for one replica, else a `tf.distribute.DistributedDataset`.
+        `(dataset, share)`: what to iterate over, and a function that makes a lot of what a replica
+        is given by it. For one replica, the dataset itself and the identity.
     """
     if strategy.num_replicas_in_sync == 1:
-        return dataset
-    shares = len(strategy.extended.worker_devices)  # of this process
-    split = tf.autograph.experimental.do_not_convert(
-        lambda *lot: tf.data.Dataset.from_tensor_slices(split_lot(lot, shares))
-    )
-    parts = dataset.flat_map(split)
-    # As if without end: else TensorFlow would provide for a last step with too few shares, and it
-    # cannot where a part of the lot is None.
+        return dataset, lambda lot: lot
+    number = len(strategy.extended.worker_devices)  # of this process
+    flat = tf.nest.flatten(dataset.element_spec)
+    present = [i for i, spec in enumerate(flat) if not isinstance(spec, tf.NoneTensorSpec)]
+
+    @tf.autograph.experimental.do_not_convert
+    def split(*lot):
+        leaves = tf.nest.flatten(split_lot(lot, number))
+        # Strategies cannot pass on elements with parts that are None.
+        return tf.data.Dataset.from_tensor_slices(tuple(leaves[i] for i in present))
+
+    def share(leaves):
+        filled = [None] * len(flat)
+        for i, leaf in zip(present, leaves, strict=True):
+            filled[i] = leaf
+        return tf.nest.pack_sequence_as(dataset.element_spec, filled)
+
+    parts = dataset.flat_map(split).prefetch(number)
+    # As if without end: there is never a last step with too few shares to provide for.
     parts = parts.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return strategy.distribute_datasets_from_function(lambda context: parts)
+    return strategy.distribute_datasets_from_function(lambda context: parts), share
 
 
 def check_strategy(model, strategy):

@@ -62,7 +62,8 @@ class VectorizedEngine:
                 physical batch. What it does is not covered by any guarantee of this function.
             microbatch_size: k > 1 clips the sum over the examples of one slot divided by k, where
                 each example draws one of `num_slots` slots for itself.
-            num_slots: scalar int tensor, round(expected lot size / k); needed where k > 1.
+            num_slots: scalar int tensor, round(expected lot size / k), of a replica's share; needed
+                where k > 1.
             augmentation_multiplicity: K > 1 takes the mean of an example's gradient over K draws
                 of its random layers before it is clipped.
 

@@ -390,14 +390,18 @@ class DPOptimizer:
             seed,
             on_batch=on_batch,
             microbatch_size=self.microbatch_size,
-            num_slots=self.num_slots(expected_lot_size),
+            num_slots=self.num_slots(expected_lot_size) // replicas.num_replicas(),
             augmentation_multiplicity=self.augmentation_multiplicity,
         )
 
     def num_slots(self, expected_lot_size):
-        """M = round(L/k), at least 1: the number of slots of a lot (int32 tensor)."""
-        slots = tf.round(tf.cast(expected_lot_size, tf.float32) / self.microbatch_size)
-        return tf.maximum(tf.cast(slots, tf.int32), 1)
+        """M = R·round(L/(k·R)), at least R: the number of slots of a lot (int32 tensor).
+
+        Each of R replicas has slots of its own: an example draws one of those where it is.
+        """
+        each = self.microbatch_size * replicas.num_replicas()
+        slots = tf.round(tf.cast(expected_lot_size, tf.float32) / each)
+        return tf.maximum(tf.cast(slots, tf.int32), 1) * replicas.num_replicas()
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
