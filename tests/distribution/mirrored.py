@@ -70,8 +70,8 @@ def one_device_and_four_take_the_same_steps():
         assert split.ledger.steps == alone.ledger.steps == 6
 
 
-def several_steps_per_execution_and_fixed_lots():
-    model = make(lambda: dp.DPSGD(noise_multiplier=2.0), steps_per_execution=3)
+def lots_of_other_laws_are_split():
+    model = make(lambda: dp.DPSGD(noise_multiplier=2.0))
     model.fit(dp.FixedSizeLots(X, Y, 20), steps_per_epoch=6, verbose=0)
     assert model.ledger.steps == model.optimizer.steps_taken == 6
     assert_alike_on_all(model)
@@ -162,6 +162,8 @@ def what_cannot_be_split_is_refused():
     data = X[:50], Y[:50]
     annealing = make(lambda: dp.SADPSGD(noise_multiplier=1.0, energy_data=data))
     refused("SADPSGD trains on one device", lambda: annealing.fit(X[50:], Y[50:], 30, verbose=0))
+    several = make(lambda: dp.DPSGD(noise_multiplier=1.0), steps_per_execution=3)
+    refused("Compile with 1", lambda: several.fit(X, Y, 30, verbose=0))
     model = make(lambda: dp.DPSGD(noise_multiplier=1.0))
     refused("train_on_batch under MirroredStrategy", lambda: model.train_on_batch(X[:5], Y[:5]))
     assert model.optimizer.steps_taken == 0
@@ -178,7 +180,7 @@ def what_cannot_be_split_is_refused():
 
 CHECKS = [
     one_device_and_four_take_the_same_steps,
-    several_steps_per_execution_and_fixed_lots,
+    lots_of_other_laws_are_split,
     small_and_empty_lots_are_lots,
     a_lot_gets_one_noise,
     examples_on_different_replicas_draw_different_numbers,
