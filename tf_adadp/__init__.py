@@ -46,6 +46,8 @@ _MODULE_OF = {
     "make_private": "optimizers",
     "noise": None,
     "priors": "optimizers",
+    "replicas": None,
+    "workers": None,
 }
 __all__ = sorted(_MODULE_OF)
 _NEEDS_KERAS = {

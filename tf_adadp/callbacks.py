@@ -5,10 +5,12 @@ import numbers
 import pathlib
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.ledger_file import LedgerFile
+from tf_adadp.workers import worker_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -129,7 +131,8 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         self._budget, self._planned, self._done, self._stopped = None, None, 0, False
         self._running, self._writes = True, False
-        if self.ledger_path is not None:
+        # On several hosts the file, like all that is restored, is the first one's.
+        if self.ledger_path is not None and worker_number(self.model.distribute_strategy) == 0:
             self._file = LedgerFile(self.ledger_path)
             self._written_steps = 0
         self._check_data()
@@ -185,6 +188,16 @@ class PrivacyCallback(keras.callbacks.Callback):
                 f"{self.model.steps_per_execution} more step(s): ε = {spent:.6g} is spent at "
                 f"δ = {self.target_delta:g}. Raise max_epsilon or stop here."
             )
+
+    def share_budget(self, from_chief):
+        """On several hosts: how many steps still fit is what the first one found.
+
+        Args:
+            from_chief: gives all hosts the first one's array.
+        """
+        self._seen_steps = self.model.ledger.steps
+        if self._remaining is not None:
+            self._remaining = int(from_chief(np.array(self._remaining, np.int64)))
 
     def _begin_budget(self, event, law):
         """The filter of this run, recorded once a step fits; None where none does."""

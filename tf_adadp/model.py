@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, validation
+from tf_adadp import gradients, replicas, validation, workers
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
@@ -267,12 +267,16 @@ class DPModel(keras.Model):
         self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
+        if workers.num_workers(self.distribute_strategy) > 1:
+            _check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
+            callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
         dataset = lots.as_dataset(
             self._physical_batch_size(lots.expected_size),
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
+        dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
         with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
@@ -309,6 +313,11 @@ class DPModel(keras.Model):
         """
         self._assert_compile_called("train_on_batch")
         self._refuse_nested("train_on_batch")
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"train_on_batch under {type(self.distribute_strategy).__name__}: give `fit` lots, "
+                "which it splits over the replicas."
+            )
         if class_weight is not None:
             sample_weight = _class_weights(y, class_weight, sample_weight)
         batch = tf.nest.map_structure(
@@ -329,6 +338,7 @@ class DPModel(keras.Model):
         self._prepare(spec)
         self.optimizer.begin(law, None, 1)
         self._run.start(law, expected_size, False)
+        self._run.share = lambda lot: lot
         lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
         self.make_train_function()
         self.reset_metrics()
@@ -344,7 +354,8 @@ class DPModel(keras.Model):
         run = self.train_function
 
         def charge_and_run(iterator):
-            steps = self.steps_per_execution if isinstance(iterator, tf.data.Iterator) else 1
+            of_fit = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
+            steps = self.steps_per_execution if of_fit else 1
             self._check_unchanged()
             self._check_iterations()
             law, sampling = self._run.law, self._run.reproducible_sampling
@@ -367,8 +378,9 @@ class DPModel(keras.Model):
         self.train_function = charge_and_run
 
     def train_step(self, lot):
-        """One lot: clip and sum its gradients, release, update."""
+        """One lot, or a replica's share of one: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
+        lot = run.share(lot)
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
         regularization_gradients = None
@@ -383,12 +395,22 @@ class DPModel(keras.Model):
             on_batch=self._update_metrics,
             regularization_gradients=regularization_gradients,
         )
-        count = tf.reduce_sum(lot[1])
+        count = replicas.all_reduced(tf.reduce_sum(lot[1]))
         mean_loss = tf.math.divide_no_nan(loss, count)
         if regularization is not None:
             mean_loss += regularization
         self._loss_tracker.update_state(mean_loss, sample_weight=count)
-        return {**self.get_metrics_result(), **optimizer.step_logs()}
+        return self._for_workers({**self.get_metrics_result(), **optimizer.step_logs()})
+
+    def test_step(self, data):
+        """Keras's."""
+        return self._for_workers(super().test_step(data))
+
+    def _for_workers(self, logs):
+        """Logs as Keras reduces them: on several hosts it takes a mean over a first axis."""
+        if workers.num_workers(self.distribute_strategy) == 1:
+            return logs
+        return {name: tf.expand_dims(value, 0) for name, value in logs.items()}
 
     def gradient_plan(self):
         """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
@@ -439,6 +461,16 @@ class DPModel(keras.Model):
         for variable in tagged:
             variable._tf_adadp_ledger = self._ledger
         return self._ledger
+
+    def take_chiefs_ledger(self, strategy):
+        """On several hosts: the chief's ledger in place of this one, with the chief's weights."""
+        text = workers.bytes_from_chief(strategy, self.ledger.to_json().encode())
+        if workers.worker_number(strategy) > 0:
+            self._ledger = PrivacyLedger.from_json(text.decode())
+            for variable in self.weights:
+                if hasattr(variable, "_tf_adadp_ledger"):
+                    variable._tf_adadp_ledger = self._ledger
+        self._run.meet(self.optimizer)
 
     @property
     def step_law(self):
@@ -493,9 +525,9 @@ class DPModel(keras.Model):
                 )
             # Steps are charged with the law of their lots; other releases, as DPPCA's, have none.
             charged = sum(entry.count for entry in ledger.entries if entry.law is not None)
-            if self.compiled and int(self.optimizer.iterations) > charged:
+            if self.compiled and self.optimizer.steps_taken > charged:
                 raise ValueError(
-                    f"The optimizer took {int(self.optimizer.iterations)} steps, and the ledger "
+                    f"The optimizer took {self.optimizer.steps_taken} steps, and the ledger "
                     f"knows of {charged}: its state was restored without the ledger. "
                     "Restore with `load_weights` or `load_model`, which keep them together."
                 )
@@ -578,11 +610,25 @@ class DPModel(keras.Model):
             )
         if class_weight is not None:
             sample_weight = _class_weights(y, class_weight, sample_weight)
+        count, seed = workers.num_workers(self.distribute_strategy), self.optimizer.seed
+        num_examples = None
+        if count > 1:
+            number = workers.worker_number(self.distribute_strategy)
+            num_examples = len(tf.nest.flatten(x)[0])
+            (x, y, sample_weight) = tf.nest.map_structure(
+                lambda a: None if a is None else a[number::count], (x, y, sample_weight)
+            )
+            seed = None if seed is None else seed + (number + 1) * 2**64
         lots = PoissonLots(
-            x, y, expected_size=batch_size, sample_weight=sample_weight, seed=self.optimizer.seed
+            x,
+            y,
+            expected_size=batch_size,
+            sample_weight=sample_weight,
+            seed=seed,
+            num_examples=num_examples,
         )
         if lots.seed is not None:
-            lots.step = int(self.optimizer.iterations)
+            lots.step = self.optimizer.steps_taken
         return lots
 
     def _prepare(self, element_spec):
@@ -591,11 +637,23 @@ class DPModel(keras.Model):
         Args:
             element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
         """
-        if self._distribute_strategy is not None or tf.distribute.has_strategy():
+        replicas.check_strategy(self.model, self.distribute_strategy)
+        if self.distribute_strategy.num_replicas_in_sync > 1 and not self.optimizer.distributable:
             raise ValueError(
-                f"{self.distribute_strategy!r}: DPModel trains on one device. Make and fit the "
-                "model outside of a strategy's scope."
+                f"{type(self.optimizer).__name__} trains on one device: its branches cannot wait "
+                f"for other replicas. Train it without {type(self.distribute_strategy).__name__}."
             )
+        if self.distribute_strategy.num_replicas_in_sync > 1 and self.steps_per_execution > 1:
+            raise ValueError(
+                f"steps_per_execution={self.steps_per_execution} under "
+                f"{type(self.distribute_strategy).__name__}: TensorFlow cannot run Keras's loop "
+                "over several steps there. Compile with 1."
+            )
+        with self.distribute_strategy.scope():
+            self._prepare_under(element_spec)
+
+    def _prepare_under(self, element_spec):
+        """`_prepare`, under the strategy."""
         validation.check_layers(self.model)
         self._check_unchanged()
         if self._run.engine is not None:
@@ -639,6 +697,11 @@ class DPModel(keras.Model):
         self._run.engine = engine
         self._share_ledger()
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras builds from the first batch, and drops it: that would be a lot.
+        if self._run.engine is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+
     def _engine_jit(self):
         return False if self.run_eagerly else self._body_jit_compile
 
@@ -677,8 +740,8 @@ class DPModel(keras.Model):
         met, optimizer = self._run.met, self._run.optimizer
         if met is None or optimizer is None or met[0] != optimizer._noise_key.releases:
             return
-        if met[1] != int(optimizer.iterations):
-            self.ledger.mark_unknown(_RESTORED.format(int(optimizer.iterations), met[1]))
+        if met[1] != optimizer.steps_taken:
+            self.ledger.mark_unknown(_RESTORED.format(optimizer.steps_taken, met[1]))
             self._run.meet(optimizer)
 
     def _refuse_nested(self, method):
@@ -744,6 +807,7 @@ class _Run:
         self.expected_size = None
         self.law = None
         self.iterator = None
+        self.share = None  # makes a lot of what a replica is given
         self.position = 0  # how many lots of the iterator were charged
         self.reproducible_sampling = False
         self.active = False
@@ -764,7 +828,7 @@ class _Run:
     def meet(self, optimizer):
         """Remembers where the optimizer stands, to see state that is put in from outside."""
         if optimizer is not None:
-            self.met = optimizer._noise_key.releases, int(optimizer.iterations)
+            self.met = optimizer._noise_key.releases, optimizer.steps_taken
 
     def start(self, law, expected_size, reproducible_sampling):
         self.law = law
@@ -866,6 +930,31 @@ def _refuse_with_lots(**arguments):
                 f"{name} is given beside lots: lots hold their data, weights and expected size; "
                 f"make the lots with it and leave {name} out."
             )
+
+
+def _check_workers(strategy, lots, epochs, steps_per_epoch):
+    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
+    if type(lots) is not PoissonLots:
+        raise ValueError(
+            f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
+            "only Poisson lots are made of independent parts. Give PoissonLots or arrays."
+        )
+    law = lots.law
+    workers.check_alike(
+        strategy,
+        num_examples=law.num_examples,
+        expected_size=law.expected_size,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+    )
+    held = workers.total(strategy, lots.num_local_examples)
+    if held > law.num_examples:
+        raise ValueError(
+            f"The workers hold {held} records together, and the law says {law.num_examples}: a "
+            "record that two of them hold would enter a lot twice. Give every worker records of "
+            "its own, PoissonLots(..., num_examples=<those of all workers>), or arrays of all "
+            "records to `fit`, which deals them out."
+        )
 
 
 def _split(data, validation_split):

@@ -110,9 +110,14 @@ class SecretKey:
         self.__process = _process.token()
         self.__seed = seed
         with tf.init_scope():
-            # Unaggregated: each replica counts in its own copy, all alike, also inside loops.
             self.__key = tf.Variable(new_key(seed), trainable=False)
-            self.__releases = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+            # Each replica counts in its own copy, all alike, also inside loops.
+            self.__releases = tf.Variable(
+                tf.zeros([], tf.int64),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
 
     @property
     def key(self):
@@ -133,7 +138,7 @@ class SecretKey:
             RuntimeError: in a child of `os.fork`, as `key` and `next_step`.
         """
         self.check_process()
-        return int(self.__releases)
+        return int(self.__releases.numpy())  # a distributed variable has no int()
 
     def next_step(self):
         """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …
@@ -163,10 +168,16 @@ class SecretKey:
                 'processes with multiprocessing.get_context("spawn").'
             )
 
-    def renew(self):
-        """Draws a new key, unless there is a seed. The count goes on."""
+    def renew(self, agree=None):
+        """Draws a new key, unless there is a seed. The count goes on.
+
+        Args:
+            agree: where several processes train together, a function that returns the key that one
+                of them drew; called by all at the same time.
+        """
         if not self.reproducible:
-            self.__key.assign(new_key())
+            key = new_key()
+            self.__key.assign(key if agree is None else agree(key))
             self.__process = _process.token()
 
     def __repr__(self):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
+from tf_adadp import replicas
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_loss import ExampleLoss, check_writes_no_state
 from tf_adadp.gradients.vectorized import VectorizedEngine
@@ -191,6 +192,10 @@ def clipped_sum(
         List of float32 tensors, one per trainable variable. RAW: pass it to
         `optimizer.apply_private(sums, expected_lot_size)` and nowhere else.
 
+    Under a `tf.distribute` strategy, call it in `Strategy.run` with each replica's share of the lot
+    (`tf_adadp.replicas.distribute`): the sums are those of the whole lot, on every replica. They
+    are not to be added up again.
+
     Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with
     microbatch_size > 1 by the difference of two.
     """
@@ -218,7 +223,9 @@ def clipped_sum(
         optimizer.example_seed(),
         microbatch_size=k,
         augmentation_multiplicity=optimizer.augmentation_multiplicity,
-        num_slots=optimizer.num_slots(expected_lot_size) if k > 1 else None,
+        num_slots=optimizer.num_slots(expected_lot_size) // replicas.num_replicas()
+        if k > 1
+        else None,
     )
     return sums
 

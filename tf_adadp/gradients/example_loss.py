@@ -9,6 +9,9 @@ Weight regularisers are left out: they depend on no data and are added after the
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from tf_adadp import replicas
 
 _WRITES = (
     "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
@@ -168,7 +171,11 @@ def without_state(loss):
     def isolated(single):
         def call(y_true, y_pred, sample_weight=None):
             with keras.StatelessScope():
-                return single(y_true, y_pred, sample_weight)
+                value = single(y_true, y_pred, sample_weight)
+            # Keras divides means by the number of replicas, for gradients that it adds up.
+            if single.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
+                value = unscale_loss_for_distribution(value)
+            return value
 
         return call
 
@@ -202,7 +209,7 @@ def check_writes_no_state(example_loss, batch):
                 "calls Python: in training it would hold raw data and feed it to later lots. Keep "
                 "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
             )
-    known = {id(v.value) for v in example_loss.model.variables}
+    known = {id(c) for v in example_loss.model.variables for c in replicas.copies(v.value)}
     for variable in traced.variables:
         if variable.dtype.is_floating and id(variable) not in known:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tf_adadp import replicas
 from tf_adadp.gradients.mapping import join_batches
 
 
@@ -48,7 +49,7 @@ def clipped_loss_sum(engine, lot, trainable, seed, bound, *, on_batch=None):
         (tf.constant(0), tf.zeros([], tf.float64), tf.zeros([])),
         parallel_iterations=1,
     )
-    return total, raw
+    return replicas.all_reduced((total, raw))
 
 
 def _chunks(engine, lot):

@@ -10,6 +10,7 @@ import math
 
 import tensorflow as tf
 
+from tf_adadp import replicas
 from tf_adadp.gradients import microbatch
 from tf_adadp.gradients.mapping import map_examples, output_specs
 
@@ -61,13 +62,17 @@ class VectorizedEngine:
                 physical batch. What it does is not covered by any guarantee of this function.
             microbatch_size: k > 1 clips the sum over the examples of one slot divided by k, where
                 each example draws one of `num_slots` slots for itself.
-            num_slots: scalar int tensor, round(expected lot size / k); needed where k > 1.
+            num_slots: scalar int tensor, round(expected lot size / k), of a replica's share; needed
+                where k > 1.
             augmentation_multiplicity: K > 1 takes the mean of an example's gradient over K draws
                 of its random layers before it is clipped.
 
         Returns:
             `(sums, loss)`: list of float32 tensors of the shapes that `clipping_set` returns, and
             the sum of the real examples' losses (a raw statistic).
+
+        Under a `tf.distribute` strategy each replica gives its share of the lot, and all get the
+        sums over the whole of it.
 
         Formal guarantee: with microbatch_size = 1, adding or removing one example changes `sums`
         by one vector of K. With k > 1 it changes the vector of one slot, from one in K to another.
@@ -136,7 +141,7 @@ class VectorizedEngine:
             ),
             parallel_iterations=1,
         )
-        return summing.finish(sums, carry), total_loss
+        return replicas.all_reduced((summing.finish(sums, carry), total_loss))
 
     def _per_example(self, trainable, x, y, sample_weight, seeds):
         """Losses [B], predictions [B, ...] and float32 gradients [B, *shape] of B examples."""

@@ -119,11 +119,8 @@ class AdaptiveNoise(DPOptimizer):
         return super()._check_clip(l2_norm_clip)
 
     def _build_private(self, variables):
-        def add_variable(shape, name):
-            return self.add_variable(shape, initializer="zeros", dtype="float32", name=name)
-
         self._num_scalars = sum(math.prod(v.shape) for v in variables)
-        self._prior.build(add_variable, variables)
+        self._prior.build(self._add_state, variables)
         if self.prior == "raw":
             return
         # r is worked out once per release and kept: one that were worked out anew for the noise
@@ -136,7 +133,7 @@ class AdaptiveNoise(DPOptimizer):
                         f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
                         f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
                     )
-                kept = add_variable(tuple(r.shape), f"noise_shape_{i}")
+                kept = self._add_state(tuple(r.shape), f"noise_shape_{i}")
                 kept.assign(r)
                 self._kept_shape.append(kept)
 

@@ -87,6 +87,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             without room for a round.
     """
 
+    distributable = False
     event_varies = True
     moves_every_step = False
     # Also of subclasses: the budget counts what any of them released about the same weights.
@@ -155,7 +156,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
 
     def _build_private(self, variables):
         def scalar(name, dtype):
-            return self.add_variable((), initializer="zeros", dtype=dtype, name=name)
+            return self._add_state((), name, dtype)
 
         self._phase = scalar("phase", "int32")
         self._gradient_budget = scalar("gradient_budget", "float64")  # ρ
@@ -458,7 +459,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         """Restores the state machine; what was spent stays spent, and keys are new."""
         spent, order = _number(self._spent), _number(self._filter_order)
         super().load_own_variables(store)
-        self._selection_key.renew()
         if spent > 0:
             # Costs at different orders cannot be compared: then nothing is left.
             same = order == _number(self._filter_order)

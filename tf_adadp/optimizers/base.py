@@ -8,7 +8,7 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tf_adadp import clipping, noise
+from tf_adadp import clipping, noise, replicas
 from tf_adadp.optimizers.checks import check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
@@ -99,6 +99,7 @@ class DPOptimizer:
 
     _read_only = frozenset(_READ_ONLY)
     moves_every_step = True  # False where a step may leave the weights as they were
+    distributable = True  # False where branches hold what replicas do together
     event_varies = False  # True where the coming step's event depends on what was released
 
     def __init__(
@@ -238,12 +239,13 @@ class DPOptimizer:
 
     def _add_slots(self, name, variables):
         """State of the form of the variables: float32, zeros."""
-        return [
-            self.add_variable(
-                tuple(v.shape), initializer="zeros", dtype="float32", name=f"{name}_{i}"
-            )
-            for i, v in enumerate(variables)
-        ]
+        return [self._add_state(tuple(v.shape), f"{name}_{i}") for i, v in enumerate(variables)]
+
+    def _add_state(self, shape, name, dtype="float32"):
+        """A variable of released state, zeros; where there are several replicas, alike on all."""
+        return self.add_variable(
+            shape, initializer="zeros", dtype=dtype, aggregation="only_first_replica", name=name
+        )
 
     def _build_private(self, variables):
         """Hook: creates what `clipping_set` depends on. Called once, after Keras's own state."""
@@ -316,12 +318,29 @@ class DPOptimizer:
         step = self._example_key.next_step()
         if self.seed is not None:
             step = tf.cast(self.iterations.value, tf.int64)
-        return self._example_key.key + tf.stack([tf.zeros([], tf.int64), step])
+        # The low half of the first word is for the physical batches of a replica's share.
+        return self._example_key.key + tf.stack([replicas.replica_number() * 2**32, step])
+
+    @property
+    def steps_taken(self):
+        """`iterations` as an int (outside of graphs), also where it is on several devices."""
+        return int(self.iterations.numpy())
+
+    @property
+    def releases(self):
+        """How many releases this process made, charged or not."""
+        return self._noise_key.releases
 
     @property
     def uncharged_releases(self):
         """How many releases this process made that no `charge` paid for."""
         return max(0, self._noise_key.releases - self._charged_releases)
+
+    def renew_keys(self, agree=None):
+        """New keys for noise and examples' randomness; see `noise.SecretKey.renew`."""
+        for value in vars(self).values():
+            if isinstance(value, noise.SecretKey):
+                value.renew(agree)
 
     def bind(self, model, loss):
         """Hook: the plain model and its compiled loss, once, before `private_step` is traced."""
@@ -371,14 +390,18 @@ class DPOptimizer:
             seed,
             on_batch=on_batch,
             microbatch_size=self.microbatch_size,
-            num_slots=self.num_slots(expected_lot_size),
+            num_slots=self.num_slots(expected_lot_size) // replicas.num_replicas(),
             augmentation_multiplicity=self.augmentation_multiplicity,
         )
 
     def num_slots(self, expected_lot_size):
-        """M = round(L/k), at least 1: the number of slots of a lot (int32 tensor)."""
-        slots = tf.round(tf.cast(expected_lot_size, tf.float32) / self.microbatch_size)
-        return tf.maximum(tf.cast(slots, tf.int32), 1)
+        """M = R·round(L/(k·R)), at least R: the number of slots of a lot (int32 tensor).
+
+        Each of R replicas has slots of its own: an example draws one of those where it is.
+        """
+        each = self.microbatch_size * replicas.num_replicas()
+        slots = tf.round(tf.cast(expected_lot_size, tf.float32) / each)
+        return tf.maximum(tf.cast(slots, tf.int32), 1) * replicas.num_replicas()
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
@@ -469,11 +492,23 @@ class DPOptimizer:
         _refuse_raw_gradients(self)
         return super().update_step(gradient, variable, learning_rate)
 
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        _refuse_raw_gradients(self)
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        """Nothing to add up: a release is the same on all replicas."""
+        return grads_and_vars
+
+    def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
+        # Keras may call it in a thread for all replicas, which the permission did not reach.
+        with _releasing():
+            super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
+
     def load_own_variables(self, store):
         """Restores the public state; noise and examples' randomness go on under new keys."""
         super().load_own_variables(store)
-        self._noise_key.renew()
-        self._example_key.renew()
+        self.renew_keys()
 
     def get_config(self):
         """The arguments of the constructor. The noise key is no part of it."""

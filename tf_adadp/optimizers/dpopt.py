@@ -237,11 +237,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         alone = self._direction_key.releases - self._noise_key.releases
         return super().uncharged_releases + max(0, alone)
 
-    def load_own_variables(self, store):
-        """Restores the public state; noise goes on under new keys."""
-        super().load_own_variables(store)
-        self._direction_key.renew()
-
     def _release(self, sums, expected_lot_size):
         released = super()._release(sums, expected_lot_size)
         if not self.pruning:

@@ -95,6 +95,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             data that lots do not hold as arrays, are not compared.
     """
 
+    distributable = False
     moves_every_step = False  # a rejection is no sign that nothing can be trained
 
     def __init__(
@@ -196,8 +197,8 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     def _build_private(self, variables):
         super()._build_private(variables)
-        self.accepted = self.add_variable((), dtype="int64", name="accepted")
-        self.rejections = self.add_variable((), dtype="int64", name="rejections")
+        self.accepted = self._add_state((), "accepted", "int64")
+        self.rejections = self._add_state((), "rejections", "int64")
 
     def bind(self, model, loss):
         """Gives the optimizer what J is made of; `DPModel` does so by itself.
@@ -398,11 +399,6 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             )
             rdp.append(accepted * max(0.0, special.logsumexp(terms)) / (order - 1))
         return classical_epsilon(_ORDERS, rdp, delta)
-
-    def load_own_variables(self, store):
-        """Restores weights' momentum, τ and μ; candidates go on under new keys."""
-        super().load_own_variables(store)
-        self._annealing_key.renew()
 
     def get_config(self):
         """The arguments of the constructor but energy_data, which are in no file."""

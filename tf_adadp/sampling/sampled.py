@@ -7,6 +7,7 @@ import numpy as np
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.keys import LotKey
+from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sources import as_source
 
 
@@ -86,6 +87,9 @@ class PoissonLots(SampledLots):
             those of all N places, which are public; which of them are taken is private. So data
             sets that differ in one record present are neighbours with one q, to the letter of the
             guarantee (`tf_adadp.audit` leaves canaries in or out this way).
+        num_examples: None, or N where x is one host's part of N records that several hosts train
+            on (`tf.distribute.MultiWorkerMirroredStrategy`): each of these enters a lot with
+            probability L/N. No record may be in two parts.
 
     Floats become `keras.config.floatx()`; integers, booleans and strings stay as they are.
 
@@ -95,7 +99,7 @@ class PoissonLots(SampledLots):
         TypeError: `x` is a tf.data.Dataset, a PyDataset, a generator or no array; `seed` is no
             integer.
         ValueError: empty data, arrays of unequal length, `expected_size` missing or outside (0, N],
-            `present` of another shape or type.
+            `present` of another shape or type, num_examples below the number of records.
 
     Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1 (lots).
     """
@@ -109,9 +113,17 @@ class PoissonLots(SampledLots):
         seed=None,
         transform=None,
         present=None,
+        num_examples=None,
     ):
         source = as_source(x, y, sample_weight, transform)
-        law = PoissonSampling(num_examples=len(source), expected_size=expected_size)
+        if num_examples is None:
+            num_examples = len(source)
+        elif checked_integer("num_examples", num_examples, least=1) < len(source):
+            raise ValueError(
+                f"num_examples={num_examples} for {len(source)} records: it counts these and those "
+                "that other hosts hold."
+            )
+        law = PoissonSampling(num_examples=num_examples, expected_size=expected_size)
         if present is not None:
             present = np.array(present)  # a copy: the caller's may change
             if present.dtype != bool or present.shape != (len(source),):
@@ -122,7 +134,14 @@ class PoissonLots(SampledLots):
         super().__init__(source, law, seed, present)
 
     def _indices(self, step):
-        return poisson_subset(self._key.generator(step), self.num_examples, self.law.probability)
+        return poisson_subset(
+            self._key.generator(step), self.num_local_examples, self.law.probability
+        )
+
+    @property
+    def num_local_examples(self):
+        """How many records these lots are drawn from: N, or those of this host."""
+        return len(self._source)
 
 
 class FixedSizeLots(SampledLots):

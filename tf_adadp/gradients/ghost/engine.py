@@ -7,6 +7,7 @@ clipped sum (see `factors`). Work and memory are near those of an ordinary step.
 
 import tensorflow as tf
 
+from tf_adadp import replicas
 from tf_adadp.gradients.mapping import join_batches
 from tf_adadp.row_gradients import grouped
 
@@ -123,7 +124,7 @@ class GhostEngine:
             (first, sums, total_loss),
             parallel_iterations=1,
         )
-        return sums, total_loss
+        return replicas.all_reduced((sums, total_loss))
 
     def batch_losses(self):
         """A function for the losses of a batch at weights of choice, in one forward pass.

@@ -1,0 +1,106 @@
+"""MultiWorkerMirroredStrategy: three processes over loopback, see `hosts.py`."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tf_adadp as dp
+from tf_adadp import accounting
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hosts")]
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hosts")
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    """What each worker saw."""
+    held = [socket.socket() for _ in range(WORKERS)]
+    for s in held:
+        s.bind(("127.0.0.1", 0))
+    cluster = {"worker": [f"127.0.0.1:{s.getsockname()[1]}" for s in held]}
+    for s in held:
+        s.close()
+    processes = []
+    for number in range(WORKERS):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(pathlib.Path(__file__).with_name("hosts.py")), str(folder)],
+                env={**os.environ, "TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    found = []
+    for out, err in outputs:
+        lines = [line[7:] for line in out.splitlines() if line.startswith("RESULT ")]
+        assert lines, err[-4000:]
+        found.append(json.loads(lines[0]))
+    return found
+
+
+def test_all_have_the_chiefs_state(seen):
+    for name in ("count", "from_chief", "bytes", "history", "key", "weights", "state", "steps"):
+        assert [s[name] for s in seen] == [seen[0][name]] * WORKERS, name
+    assert [s["number"] for s in seen] == [0, 1, 2]
+    assert seen[0]["from_chief"] == [-0.0, 0.0]
+    assert seen[0]["bytes"] == "chief"
+    assert all(np.isfinite(w).all() for w in map(np.asarray, seen[0]["weights"]))
+
+
+def test_each_draws_its_own_part_of_a_lot(seen):
+    """Shares have mean 20; over 13 lots the sample mean leaves 20 ± 6 in 1 of 10⁵ trials."""
+    assert all(s["only_own_records"] for s in seen)
+    assert all(14 < s["mean_share"] < 26 for s in seen)
+
+
+def test_a_budget_stops_all_at_the_same_step(seen):
+    steps = accounting.max_steps(2.0, 60 / 500, target_epsilon=0.8, delta=1e-3)
+    assert 0 < steps < 20
+    # The filter's order is fixed beforehand, which costs a few steps.
+    assert steps - 3 <= seen[0]["steps"][0] == seen[0]["steps"][1] <= steps
+    assert max(seen[0]["history"]["epsilon"]) <= 0.8
+
+
+def test_the_chief_alone_keeps_the_ledger(seen, folder):
+    assert all(s["file"] for s in seen)
+    stored = accounting.PrivacyLedger.load(folder / "ledger.json")
+    assert stored.steps == seen[0]["steps"][0]
+    assert stored.entries[0].law.num_examples == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("unequal", "The workers do not agree (num_examples: 40"),
+        ("twice", "The workers hold 1500 records together, and the law says 500"),
+        ("law", "FixedSizeLots on several hosts"),
+    ],
+)
+def test_what_would_not_be_one_poisson_lot_is_refused_everywhere(seen, name, text):
+    assert all(s[name].startswith(text) for s in seen)
+
+
+def test_parts_given_as_lots(seen, folder):
+    steps = seen[0]["steps"][0] + 2
+    assert [s["steps_after"] for s in seen] == [steps] * WORKERS
+    assert seen[0]["epsilon"] == pytest.approx(accounting.epsilon(2.0, 60 / 500, steps, 1e-3))
+    loaded = dp.load_model(folder / "model.keras")  # in one process
+    assert loaded.epsilon(1e-3) == pytest.approx(seen[0]["epsilon"])
