@@ -46,6 +46,7 @@ _MODULE_OF = {
     "make_private": "optimizers",
     "noise": None,
     "priors": "optimizers",
+    "validate": "validation",
 }
 __all__ = sorted(_MODULE_OF)
 _NEEDS_KERAS = {
