@@ -173,7 +173,8 @@ def _state_problems(model, made):
                 name,
                 "draws from a seed generator that is none of its attributes: it draws the same "
                 "numbers for every example in every step",
-                "Make a keras.random.SeedGenerator in its constructor, and give it to keras.random as `seed`.",
+                "Make a keras.random.SeedGenerator in its constructor, and give it to keras.random "
+                "as `seed`.",
                 "warning",
             )
         else:

@@ -13,6 +13,7 @@ import keras
 from tf_adadp.gradients.ghost.independence import SET_BY_KERAS, mixing_reason
 
 _MISSING = object()
+_MIXING = "mixing_reason"  # told of last, where no attribute explains it
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -37,7 +38,7 @@ class LayerSettings:
         for (layer, settings), (other, others) in zip(self._seen, now, strict=False):
             if layer is not other:
                 break
-            for name in settings.keys() | others.keys():
+            for name in sorted({**settings, **others}, key=lambda name: name == _MIXING):
                 before = settings.get(name, _MISSING)
                 after = others.get(name, _MISSING)
                 if not _same(before, after):
@@ -63,7 +64,7 @@ def _settings_of(layer):
         for name, value in vars(layer).items()
         if name in arguments or (_is_method(layer, name) and name not in SET_BY_KERAS)
     }
-    settings["known mixing"] = mixing_reason(layer)
+    settings[_MIXING] = mixing_reason(layer)
     return settings
 
 
