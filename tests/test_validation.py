@@ -273,7 +273,23 @@ def test_what_layers_do(make, where, what):
 
 def test_mixing_between_the_layers_of_a_model():
     x, y = data()
-    only(dp.validate(InModel(), crossentropy(), x, y), "warning", "Layer 'in_model'", "mixes")
+    only(
+        dp.validate(InModel(), crossentropy(), x, y),
+        "warning",
+        "The model 'in_model'",
+        "mixes examples:",
+    )
+    report = dp.validate(keras.Sequential([InModel(), L.Dense(3)]), crossentropy(), x, y)
+    only(report, "warning", "Layer 'in_model'", "mixes examples:")
+
+
+def test_one_layer_that_mixes_hides_no_other():
+    first, second = (L.Lambda(lambda x: x - keras.ops.mean(x, 0), name=n) for n in ("a", "b"))
+    report = validated(Noise(tf.random.normal), first, L.Dense(4), second)
+    assert [(p.where, p.what.split(":")[0].split(" that")[0]) for p in report] == [
+        ("Layer 'noise'", "draws random numbers"),
+        ("Layer 'a'", "mixes examples"), ("Layer 'b'", "mixes examples"),
+    ]  # fmt: skip
 
 
 def test_a_foreign_seed_generator_draws_the_same_numbers_always():

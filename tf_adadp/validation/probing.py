@@ -35,7 +35,7 @@ def probe(model, element_spec, loss=None):
     (x, y, _), (other_x, other_y, _) = random_batches(element_spec)
     first = _Pass(model, x)
     yield from _state_problems(model, first)
-    unseeded = list(_culprits(first, _Pass(model, x), rows=slice(None)))
+    unseeded = _culprits(first, _Pass(model, x, first, slice(None)))
     for name in unseeded:
         yield Problem(
             name,
@@ -44,10 +44,9 @@ def probe(model, element_spec, loss=None):
             "Use keras.random with a keras.random.SeedGenerator that is an attribute of the layer.",
             "warning",
         )
-    if unseeded:
-        return  # what changes by itself cannot be told from what others change
-    other = _Pass(model, other_x)
-    mixing = list(_culprits(first, other))
+    other = _Pass(model, other_x, first)
+    # What changes by itself cannot be told from what others change.
+    mixing = [name for name in _culprits(first, other) if name not in unseeded]
     for name in mixing:
         yield Problem(
             name,
@@ -56,7 +55,7 @@ def probe(model, element_spec, loss=None):
             "LayerNormalization.",
             "warning",
         )
-    if not mixing and not _close(first.gradients, other.gradients):
+    if not mixing and not unseeded and not _close(first.gradients, other.gradients):
         yield Problem(
             f"The model {model.name!r}",
             "mixes examples in its backward pass: the gradient of one row of its output changes "
@@ -64,42 +63,51 @@ def probe(model, element_spec, loss=None):
             "Let custom gradients work on each row by itself.",
             "warning",
         )
-    if not mixing and not first.seeds_drawn:  # random layers draw otherwise for another shape
-        alone = _Pass(model, tf.nest.map_structure(lambda t: t[:1], x))
+    if not first.seeds_drawn:  # random layers draw otherwise for another shape
+        alone = _Pass(model, tf.nest.map_structure(lambda t: t[:1], x), first)
         for name in _culprits(first, alone):
-            yield Problem(
-                name,
-                f"depends on the number of examples in the batch; {_ALONE}",
-                "Leave the batch size out of it.",
-                "warning",
-            )
+            if name not in mixing and name not in unseeded:
+                yield Problem(
+                    name,
+                    f"depends on the number of examples in the batch; {_ALONE}",
+                    "Leave the batch size out of it.",
+                    "warning",
+                )
     if loss is not None:
         yield from _mixing_losses(loss, (y, other_y), (first.outputs, other.outputs))
 
 
 @dataclasses.dataclass
 class _Call:
-    """One call of a layer: its name, tensors going in and out, and the calls it made itself."""
+    """One call of a layer: its name, its caller's, and the tensors that went in and came out."""
 
     name: str
+    caller: str
     inputs: list
     outputs: list
-    parts: list
 
 
 class _Pass:
     """A forward pass in training mode, layer by layer, and a gradient of its first row.
 
+    Args:
+        model: a built `keras.Model`.
+        x: inputs, leaves [B, ...].
+        like: a pass whose values the outputs of every layer get, in `rows` and after they were
+            noted, so that what one layer does does not hide what the next one does.
+        rows: all, or the first.
+
     Attributes:
         outputs: the model's.
-        call: the `_Call` of the model.
+        calls: list of `_Call`, in the order in which they began.
         updates: {id of a variable: (it, the name of the layer that wrote it)}.
         gradients: of a sum over the first row of the outputs.
     """
 
-    def __init__(self, model, x):
-        self._calls = [_Call("", [], [], [])]
-        self.updates = {}
+    def __init__(self, model, x, like=None, rows=slice(0, 1)):
+        self.calls, self.updates = [], {}
+        self._open = []
+        self._like, self._rows = like, rows
         weights = [v for v in model.trainable_variables if tf.as_dtype(v.dtype).is_floating]
         values = [tf.convert_to_tensor(v.value) for v in weights]
         training = {"training": True} if model._call_has_training_arg else {}
@@ -107,15 +115,15 @@ class _Pass:
             stack.enter_context(PATCHING)
             stack.enter_context(total_lookups(model))
             for layer in model._flatten_layers():
-                stack.enter_context(replaced(layer, call=self._recorded(layer)))
+                name = f"{'The model' if layer is model else 'Layer'} {layer.name!r}"
+                stack.enter_context(replaced(layer, call=self._recorded(layer, name)))
             tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
             tape.watch(values)
             mapping = list(zip(weights, values, strict=True))
             stack.enter_context(_Scope(mapping, self._note_update))
             self.outputs = model(x, **training)
-            rows = [tf.cast(t[0], tf.float32) for t in _floating(self.outputs)]
-            total = tf.add_n([tf.reduce_sum(r * _pattern(r)) for r in rows]) if rows else None
-        self.call = self._calls[0].parts[0]
+            first = [tf.cast(t[0], tf.float32) for t in _floating(self.outputs)]
+            total = tf.add_n([tf.reduce_sum(t * _pattern(t)) for t in first]) if first else None
         self.gradients = []
         if total is not None and values:
             found = tape.gradient(total, values, unconnected_gradients="zero")
@@ -126,24 +134,48 @@ class _Pass:
         """Whether a seed generator moved on."""
         return any(_is_seed(variable) for variable, _ in self.updates.values())
 
-    def _recorded(self, layer):
+    def _recorded(self, layer, name):
         inner = layer.call
 
         def call(*args, **kwargs):
-            noted = _Call(f"Layer {layer.name!r}", _tensors((args, kwargs)), [], [])
-            self._calls.append(noted)
+            caller = self._open[-1] if self._open else name
+            made = _Call(name, caller, _tensors((args, kwargs)), [])
+            place = len(self.calls)
+            self.calls.append(made)
+            self._open.append(made.name)
             try:
                 outputs = inner(*args, **kwargs)
             finally:
-                self._calls.pop()
-            noted.outputs = _tensors(outputs)
-            self._calls[-1].parts.append(noted)
-            return outputs
+                self._open.pop()
+            made.outputs = _tensors(outputs)
+            return outputs if self._like is None else self._with_rows_of(place, made, outputs)
 
         return call
 
+    def _with_rows_of(self, place, made, outputs):
+        twin = self._like.calls[place] if place < len(self._like.calls) else None
+        if twin is None or twin.name != made.name:
+            return outputs
+        if _comparable(made.outputs, twin.outputs, self._rows) is None:
+            return outputs
+        theirs = iter(twin.outputs)
+        return tf.nest.map_structure(
+            lambda t: self._spliced(t, next(theirs)) if isinstance(t, tf.Tensor) else t, outputs
+        )
+
+    def _spliced(self, tensor, theirs):
+        rows = theirs
+        if self._rows.stop is not None:
+            rows = tf.concat([theirs[self._rows], tensor[self._rows.stop :]], 0)
+        if tensor.dtype.is_floating:  # the value alone: gradients flow as they did
+            rows = tensor + tf.stop_gradient(rows - tensor)
+        mask = getattr(tensor, "_keras_mask", None)
+        if mask is not None:
+            rows._keras_mask = mask
+        return rows
+
     def _note_update(self, variable):
-        self.updates.setdefault(id(variable), (variable, self._calls[-1].name))
+        self.updates.setdefault(id(variable), (variable, self._open[-1]))
 
 
 class _Scope(keras.StatelessScope):
@@ -187,26 +219,23 @@ def _state_problems(model, made):
             )
 
 
-def _culprits(one, other, rows=slice(0, 1)):
-    """Yields the names of the innermost calls with equal inputs and different outputs."""
+def _culprits(one, other):
+    """The names of those who made unequal rows from equal ones, among the rows compared.
+
+    Every call hands on the rows of the pass that it is like. So outputs that differ are the call's
+    own doing, and inputs that differ are its caller's, between one part and the next.
+    """
     names = []
-
-    def visit(call, twin):
-        if len(call.parts) != len(twin.parts):
-            return False
-        pairs = list(zip(call.parts, twin.parts, strict=True))
-        found = [visit(*pair) for pair in pairs]  # all of them
-        if any(found):
-            return True
-        inputs = _comparable(call.inputs, twin.inputs, rows)
-        outputs = _comparable(call.outputs, twin.outputs, rows)
-        if inputs is None or outputs is None or not _close(*inputs) or _close(*outputs):
-            return False
-        names.append(call.name)
-        return True
-
-    visit(one.call, other.call)
-    return dict.fromkeys(names)
+    for call, twin in zip(one.calls, other.calls, strict=False):
+        if call.name != twin.name:
+            break
+        inputs = _comparable(call.inputs, twin.inputs, other._rows)
+        outputs = _comparable(call.outputs, twin.outputs, other._rows)
+        if inputs and not _close(*inputs):
+            names.append(call.caller)
+        elif inputs and outputs and not _close(*outputs):
+            names.append(call.name)
+    return list(dict.fromkeys(names))
 
 
 def _comparable(tensors, others, rows):
