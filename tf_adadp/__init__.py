@@ -47,6 +47,7 @@ _MODULE_OF = {
     "noise": None,
     "priors": "optimizers",
     "replicas": None,
+    "validate": "validation",
     "workers": None,
 }
 __all__ = sorted(_MODULE_OF)

@@ -261,6 +261,8 @@ class DPModel(keras.Model):
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
         validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
+        if lots is not x:
+            validation.check_tokens(self.model, x)
         law = lots.law
         if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
             law = dataclasses.replace(law, declared=True)
@@ -381,6 +383,9 @@ class DPModel(keras.Model):
         """One lot, or a replica's share of one: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
         lot = run.share(lot)
+        # This runs whenever a graph is traced: what the engine knows of the layers must hold.
+        validation.check_layers(self.model)
+        run.layer_settings.check_unchanged()
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
         regularization_gradients = None
@@ -657,6 +662,7 @@ class DPModel(keras.Model):
         validation.check_layers(self.model)
         self._check_unchanged()
         if self._run.engine is not None:
+            self._run.layer_settings.check_unchanged()
             self._share_ledger()
             return
         probe = tf.nest.map_structure(
@@ -675,11 +681,7 @@ class DPModel(keras.Model):
         y_pred = self._run.y_pred = compute_output_spec(self.model, x)
         if self._compile_loss is not None:
             gradients.check_reduces_no_batch(self._compile_loss, y, y_pred)
-        if not self.trainable_variables:
-            raise ValueError(
-                f"The model {self.model.name!r} has no trainable weights: set `trainable` of the "
-                "layers to train before compile."
-            )
+        validation.check_weights(self.model)
         validation.check_metric_names(self.get_metrics_result())
         # Also where it was built before: it must have been for these very variables.
         self.optimizer.build(self.trainable_variables)
@@ -695,6 +697,7 @@ class DPModel(keras.Model):
             max_rows=self.physical_batch_size,
         )
         self._run.engine = engine
+        self._run.layer_settings = validation.LayerSettings(self.model)
         self._share_ledger()
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -799,6 +802,7 @@ class _Run:
 
     def __init__(self):
         self.engine = None
+        self.layer_settings = None  # the layers, as the engine knows them
         self.plan = None
         self.y_pred = None
         self.optimizer = None

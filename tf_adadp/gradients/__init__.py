@@ -1,11 +1,13 @@
 """Clipped sums of per-example gradients: the loss of one example, and engines that sum them."""
 
 from tf_adadp.gradients.api import clipped_sum, make_engine
+from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import (
     PROBE_BATCH,
     ExampleLoss,
+    batch_reductions,
     check_reduces_no_batch,
-    check_writes_no_state,
+    losses_of_rows,
     weight_regularization,
     without_state,
 )
@@ -13,11 +15,13 @@ from tf_adadp.gradients.vectorized import VectorizedEngine
 
 __all__ = [
     "PROBE_BATCH",
+    "ExampleGraph",
     "ExampleLoss",
     "VectorizedEngine",
+    "batch_reductions",
     "check_reduces_no_batch",
-    "check_writes_no_state",
     "clipped_sum",
+    "losses_of_rows",
     "make_engine",
     "weight_regularization",
     "without_state",

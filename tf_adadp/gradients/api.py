@@ -9,7 +9,8 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import replicas
 from tf_adadp.gradients import ghost
-from tf_adadp.gradients.example_loss import ExampleLoss, check_writes_no_state
+from tf_adadp.gradients.example_graph import ExampleGraph
+from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
 FLOAT16_LOSS_SCALE = 1024.0
@@ -77,11 +78,14 @@ def make_engine(
     }
     example_loss = ExampleLoss(model, loss)
     example_loss.check_multiplicity(augmentation_multiplicity)
+    control_flow = None
     if element_spec is not None:
         example = tf.nest.map_structure(
             lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
         )
-        check_writes_no_state(example_loss, example)  # before anything runs, on random data too
+        graph = ExampleGraph(example_loss, example)
+        graph.check()  # before anything runs, on random data too
+        control_flow = graph.control_flow()
     num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
     reason = "as asked for"
     if gradient_engine != "vectorized":
@@ -110,10 +114,22 @@ def make_engine(
                     "the ghost engine does not know can be given a rule, see "
                     "`tf_adadp.gradients.ghost.register`."
                 ) from None
+    if control_flow is not None and not options["sequential"]:
+        cannot = VectorizedEngine(example_loss, **options).why_not_vectorized(example)
+        if cannot is not None:
+            options["sequential"] = True
+            reason += f"; one example after the other for {control_flow!r}: {cannot}"
+            if jit_compile is True:
+                raise ValueError(
+                    f"jit_compile=True: the loop or branch {control_flow!r} of a layer cannot be "
+                    f'vectorised ({cannot}). Compile with jit_compile="auto"; then examples are '
+                    "worked on one after the other, without XLA."
+                )
     plan = ghost.GradientPlan("vectorized", reason, (), num_scalars)
     has_attention = any(isinstance(layer, ghost.ATTENTION) for layer in layers)
+    has_attention &= not options["sequential"]
     if jit_compile == "auto":
-        jit_compile = has_attention or _compiles_well(layers)
+        jit_compile = has_attention or (control_flow is None and _compiles_well(layers))
     elif not jit_compile and has_attention:
         # tf.vectorized_map over attention ends the process without XLA (free(): invalid pointer).
         raise ValueError(

@@ -11,13 +11,9 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from tf_adadp import replicas
+from tf_adadp.gradients.indices import total_lookups, total_loss
+from tf_adadp.problems import Problem, raise_first
 
-_WRITES = (
-    "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
-    "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
-)  # fmt: skip
-_CALLS_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
 
@@ -118,9 +114,10 @@ class ExampleLoss:
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
-        y_pred, _, layer_losses = self.model.stateless_call(
-            trainable, non_trainable, x, return_losses=True, **self._call_arguments
-        )
+        with total_lookups(self.model):
+            y_pred, _, layer_losses = self.model.stateless_call(
+                trainable, non_trainable, x, return_losses=True, **self._call_arguments
+            )
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
@@ -162,13 +159,16 @@ def weight_regularization(model):
 
 
 def without_state(loss):
-    """A copy of a built CompileLoss whose losses cannot write Keras variables of their own.
+    """A copy of a built CompileLoss whose losses write no Keras variables and stop at no label.
 
     A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
-    The metrics that Keras keeps for each of several losses are still updated.
+    What a label out of range gives, see `indices.total_loss`. The metrics that Keras keeps for each
+    of several losses are still updated.
     """
 
     def isolated(single):
+        single = total_loss(single)
+
         def call(y_true, y_pred, sample_weight=None):
             with keras.StatelessScope():
                 value = single(y_true, y_pred, sample_weight)
@@ -182,50 +182,19 @@ def without_state(loss):
     return _map_losses(loss, isolated, keep_metrics=True)
 
 
-def check_writes_no_state(example_loss, batch):
-    """Raises ValueError where a layer or loss writes a `tf.Variable` or calls Python.
-
-    What Keras variables are told inside the map is dropped; a `tf.Variable`, a table or a Python
-    function would keep a raw statistic and feed it to later lots.
-
-    Args:
-        example_loss: an `ExampleLoss`.
-        batch: `(x, y, sample_weight)` of TensorSpecs of one example.
-    """
-    x, y, sample_weight = batch
-    seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
-
-    @tf.function(autograph=False)
-    def one_example(x, y, sample_weight, seeds):
-        return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
-
-    traced = one_example.get_concrete_function(x, y, sample_weight, seeds).graph
-    graph = traced.as_graph_def()
-    nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
-    for node in nodes:
-        if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
-            raise ValueError(
-                f"The operation {node.name!r} ({node.op}) in a layer or in the loss keeps state or "
-                "calls Python: in training it would hold raw data and feed it to later lots. Keep "
-                "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
-            )
-    known = {id(c) for v in example_loss.model.variables for c in replicas.copies(v.value)}
-    for variable in traced.variables:
-        if variable.dtype.is_floating and id(variable) not in known:
-            raise ValueError(
-                f"The loss or a layer reads the variable {variable.name!r}, which is not the "
-                "model's: who else writes to it (a metric, an evaluation on training data) would "
-                "feed raw data to later lots. Use a constant."
-            )
-
-
 def check_reduces_no_batch(loss, y, y_pred):
-    """Raises ValueError where a loss mixes examples.
+    """Raises ValueError for the first of `batch_reductions`."""
+    raise_first(batch_reductions(loss, y, y_pred))
+
+
+def batch_reductions(loss, y, y_pred):
+    """A `Problem` for every loss that reduces the batch axis, and so mixes examples.
 
     Args:
         loss: a built Keras `CompileLoss`.
         y, y_pred: structures of KerasTensors with batch size `PROBE_BATCH`.
     """
+    problems = []
 
     def checked(single):
         def call(y_true, y_pred, sample_weight=None):
@@ -234,17 +203,45 @@ def check_reduces_no_batch(loss, y, y_pred):
             )
             values = single.call(y_true, y_pred)
             if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
-                raise ValueError(
-                    f"The loss {single.name!r} returns shape {tuple(values.shape)} for a batch of "
-                    f"{PROBE_BATCH}: it reduces the batch axis, so the loss of one example depends "
-                    "on the others. Return one value per example (shape [batch, ...]) from `call` "
-                    "and leave the reduction to Keras."
+                problems.append(
+                    Problem(
+                        f"The loss {single.name!r}",
+                        f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
+                        "reduces the batch axis, so the loss of one example depends on the others",
+                        "Return one value per example (shape [batch, ...]) from `call` and leave "
+                        "the reduction to Keras.",
+                    )
                 )
             return keras.ops.sum(values)
 
         return call
 
     compute_output_spec(_map_losses(loss, checked), y, y_pred)
+    return list(dict.fromkeys(problems))  # Keras may call a loss twice
+
+
+def losses_of_rows(loss, y, y_pred):
+    """The values [B, ...] of each single loss on a batch, by name; no sum over the batch is taken.
+
+    Args:
+        loss: a built Keras `CompileLoss`.
+        y, y_pred: structures of tensors.
+    """
+    values = {}
+
+    def noted(single):
+        def call(y_true, y_pred, sample_weight=None):
+            y_true, y_pred = keras.tree.map_structure(
+                lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
+            )
+            values[single.name] = single.call(y_true, y_pred)
+            return keras.ops.sum(values[single.name])
+
+        return call
+
+    with keras.StatelessScope():
+        _map_losses(loss, noted)(y, y_pred)
+    return values
 
 
 def _map_losses(compile_loss, function, keep_metrics=False):

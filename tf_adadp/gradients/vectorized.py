@@ -6,6 +6,7 @@ number of physical batches differs from lot to lot, and XLA compiles anew for ev
 """
 
 import functools
+import logging
 import math
 
 import tensorflow as tf
@@ -162,6 +163,32 @@ class VectorizedEngine:
             return loss, y_pred, grads
 
         return map_examples(one_example, (x, y, sample_weight), seeds, self._sequential)
+
+    def why_not_vectorized(self, example):
+        """Why `tf.vectorized_map` cannot convert the gradient of an example, or None; by tracing.
+
+        Args:
+            example: `(x, y, sample_weight)` of TensorSpecs of one example.
+        """
+        rows = tf.nest.map_structure(
+            lambda s: None if s is None else tf.TensorSpec([2, *s.shape], s.dtype), example
+        )
+        seeds = tf.TensorSpec([2, 1, self.example_loss.num_seed_generators, 2], tf.uint32)
+        trainable = self.example_loss.trainable_values()
+
+        def per_example(x, y, sample_weight, seeds):
+            return self._per_example(trainable, x, y, sample_weight, seeds)
+
+        logger = tf.get_logger()
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)  # TensorFlow prints pages before it raises
+        try:
+            tf.function(per_example, autograph=False).get_concrete_function(*rows, seeds)
+        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+            return str(error).strip().split("\n")[0] or type(error).__name__
+        finally:
+            logger.setLevel(level)
+        return None
 
     def batch_losses(self):
         """A function for the losses of a batch at weights of choice, each example by itself.

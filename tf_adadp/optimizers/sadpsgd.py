@@ -13,7 +13,7 @@ from scipy import special
 from tf_adadp import noise
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.accounting.bounds import classical_epsilon
-from tf_adadp.gradients import ExampleLoss, check_writes_no_state, ghost
+from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.checks import check_choice, check_integer, check_number
 from tf_adadp.sampling import make_lot
@@ -462,7 +462,7 @@ class _Energy:
                     lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype),
                     source.spec,
                 )
-                check_writes_no_state(self._loss, record)
+                ExampleGraph(self._loss, record).check()
             if one_by_one:
                 self.clipped_change.get_concrete_function(
                     specs, specs, tf.TensorSpec([], tf.float32)

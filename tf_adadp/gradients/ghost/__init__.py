@@ -4,8 +4,9 @@ from tf_adadp.gradients.ghost import convolution, dense, embedding, normalizatio
 from tf_adadp.gradients.ghost.engine import GhostEngine
 from tf_adadp.gradients.ghost.independence import ATTENTION, declare_independent, mixing_reason
 from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, probe
-from tf_adadp.gradients.ghost.registry import register, replaced
+from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.gradients.ghost.tracing import CannotFollow, GhostPass
+from tf_adadp.gradients.patching import replaced
 
 __all__ = [
     "ATTENTION",

@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from tf_adadp.gradients.factors import MatrixLayout, products
 from tf_adadp.gradients.ghost.independence import activate
-from tf_adadp.gradients.ghost.registry import register, replaced
+from tf_adadp.gradients.ghost.registry import register
+from tf_adadp.gradients.patching import replaced
 from tf_adadp.row_gradients import Rows
 
 

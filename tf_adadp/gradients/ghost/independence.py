@@ -57,7 +57,7 @@ _HARMLESS = {
     "__annotations__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
     "__static_attributes__",
 }  # fmt: skip
-_SET_BY_KERAS = {"build", "quantize", "loss"}  # on instances
+SET_BY_KERAS = {"build", "quantize", "loss"}  # on instances
 
 
 def declare_independent(*layer_classes):
@@ -89,7 +89,7 @@ def mixing_reason(layer, has_rule=False):
         return "has a `call` of its own"
     derived = type(layer).__mro__[: type(layer).__mro__.index(base)]
     changed = {n for c in derived for n in vars(c) if hasattr(base, n)} - _HARMLESS
-    methods = {n for n, value in vars(layer).items() if callable(value)} - _SET_BY_KERAS
+    methods = {n for n, value in vars(layer).items() if callable(value)} - SET_BY_KERAS
     changed |= {n for n in methods if callable(getattr(base, n, None))}
     if changed:
         return f"changes {', '.join(sorted(changed))} of {base.__name__}"
@@ -99,9 +99,8 @@ def mixing_reason(layer, has_rule=False):
         return "is stateful or quantized"
     if base is keras.layers.BatchNormalization and layer.trainable:
         return "normalises over the batch"
-    for name in ("axis", "axes", "_attention_axes"):
-        axes = getattr(layer, name, None)
-        if axes is not None and not all(a == -1 or a > 0 for a in tf.nest.flatten(axes)):
+    for name, axes in example_axes(layer):
+        if not all(a == -1 or a > 0 for a in axes):
             return f"has {name}={getattr(layer, name)}"
     if base is keras.layers.EinsumDense and not _keeps_batch(layer.equation):
         return f"has equation={layer.equation!r}"
@@ -118,6 +117,14 @@ def mixing_reason(layer, has_rule=False):
         if reason is not None:
             return f"has a part {part.name!r} that {reason}"
     return None
+
+
+def example_axes(layer):
+    """The axes that a layer works along: pairs of the attribute's name and a flat list."""
+    for name in ("axis", "axes", "_attention_axes"):
+        axes = getattr(layer, name, None)
+        if axes is not None:
+            yield name, tf.nest.flatten(axes)
 
 
 def unmappable_reason(layer):

@@ -3,7 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp.gradients.ghost.registry import register, replaced
+from tf_adadp.gradients.ghost.registry import register
+from tf_adadp.gradients.patching import replaced
 from tf_adadp.row_gradients import Rows
 
 

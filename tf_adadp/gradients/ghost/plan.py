@@ -10,9 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.gradients.ghost.tracing import CannotFollow
-
-_ROWS = 3
-_LENGTH = 4  # of axes that are not known, as of sequences
+from tf_adadp.gradients.random_data import ROWS, random_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +112,7 @@ def probe(ghost_pass, element_spec):
         losses, y_pred, gradients, found = ghost_pass(trainable, *batch, seeds)
         records[:] = found
         squares, sums = zip(*(g.measure() for g in gradients), strict=True)
-        return losses, y_pred, list(squares), [s(tf.ones([_ROWS])) for s in sums]
+        return losses, y_pred, list(squares), [s(tf.ones([ROWS])) for s in sums]
 
     def direct(batch, seeds):
         trainable = example_loss.trainable_values()
@@ -129,7 +127,7 @@ def probe(ghost_pass, element_spec):
         *_, grads, _ = ghost_pass(trainable, *batch, seeds, cut=True)
         return [i for i, g in enumerate(grads) if g is not None]
 
-    first, second = _random_batches(element_spec)
+    first, second = random_batches(element_spec)
     seeds = tf.reshape(tf.range(2 * example_loss.num_seed_generators, dtype=tf.int32), [-1, 2])
     seeds = tf.cast(seeds, tf.uint32)
     try:
@@ -172,13 +170,13 @@ def _summed_loss(example_loss, trainable, batch, seeds):
     if example_loss.num_seed_generators == 0:
         alone = [
             tf.nest.map_structure(lambda t, i=i: None if t is None else t[i], batch)
-            for i in range(_ROWS)
+            for i in range(ROWS)
         ]
         return tf.add_n([example_loss(trainable, *example, seeds)[0] for example in alone])
     y_pred, layer_losses = example_loss.predictions(trainable, x, seeds)
     if layer_losses:
         raise CannotFollow("it has activity regularisers beside random layers")
-    return tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, _ROWS))
+    return tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, ROWS))
 
 
 def _planned(records):
@@ -195,40 +193,6 @@ def _planned(records):
                 multiplications=multiplications,
                 floats=floats,
             )
-
-
-def _random_batches(element_spec):
-    """Two batches that agree in their first row."""
-    rng = np.random.default_rng(0)
-    x_spec, y_spec, weight_spec = element_spec
-
-    def draw(spec, kind):
-        if spec is None:
-            return None
-        shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
-        if spec.dtype == tf.string:
-            return tf.fill(shape, "")
-        if spec.dtype == tf.bool:
-            return tf.constant(rng.integers(0, 2, shape), tf.bool)
-        if spec.dtype.is_integer:
-            # Zero and one are likely to be tokens; zero, to be a class.
-            values = rng.integers(0, 2, shape) if kind == "x" else np.zeros(shape)
-            return tf.cast(tf.constant(values), spec.dtype)
-        values = rng.normal(size=shape) if kind == "x" else rng.uniform(0.1, 0.9, size=shape)
-        return tf.cast(tf.constant(values), spec.dtype)
-
-    def batch():
-        parts = ((x_spec, "x"), (y_spec, "y"), (weight_spec, "weight"))
-        return tuple(
-            tf.nest.map_structure(lambda spec, kind=kind: draw(spec, kind), part)
-            for part, kind in parts
-        )
-
-    first, others = batch(), batch()
-    second = tf.nest.map_structure(
-        lambda a, b: None if a is None else tf.concat([a[:1], b[1:]], 0), first, others
-    )
-    return first, second
 
 
 def _first_line(error):

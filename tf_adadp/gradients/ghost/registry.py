@@ -17,8 +17,6 @@ A rule that cannot follow a layer's configuration returns NotImplemented before 
 the layer then goes example by example.
 """
 
-import contextlib
-
 _RULES = {}
 
 
@@ -54,19 +52,3 @@ def rule_for(layer):
         if layer_class in _RULES:
             return _RULES[layer_class] if layer.call == layer_class.call.__get__(layer) else None
     return None
-
-
-@contextlib.contextmanager
-def replaced(layer, **attributes):
-    """Replaces attributes of a layer for the time of one call, past Keras's tracking."""
-    missing = object()
-    before = {name: layer.__dict__.get(name, missing) for name in attributes}
-    layer.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is missing:
-                del layer.__dict__[name]
-            else:
-                layer.__dict__[name] = value

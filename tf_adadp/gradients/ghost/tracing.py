@@ -6,7 +6,6 @@ without one are mapped example by example, alone.
 """
 
 import contextlib
-import threading
 
 import keras
 import tensorflow as tf
@@ -18,11 +17,10 @@ from tf_adadp.gradients.ghost.independence import (
     mixing_reason,
     unmappable_reason,
 )
+from tf_adadp.gradients.indices import total_lookups
 from tf_adadp.gradients.mapping import sequential_map
+from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.row_gradients import Rows
-
-# Layers are patched while a pass is traced; two threads must not see each other's patches.
-_PATCHING = threading.RLock()
 
 
 class CannotFollow(BaseException):
@@ -124,17 +122,17 @@ class GhostPass:
     def _intercepted(self, records, tapped):
         """Replaces `call` and the activity regularisers of layers; yields the latter's values."""
         penalties = []
-        with _PATCHING, contextlib.ExitStack() as stack:
+        with PATCHING, contextlib.ExitStack() as stack:
             for layer in self.layers:
                 call = _Interception(layer, self, records, tapped)
-                stack.enter_context(registry.replaced(layer, call=call))
+                stack.enter_context(replaced(layer, call=call))
             for layer in self.example_loss.model._flatten_layers():
                 if isinstance(layer, IMAGE_AUGMENTATION):
                     call = _images_only(layer)
-                    stack.enter_context(registry.replaced(layer, call=call))
+                    stack.enter_context(replaced(layer, call=call))
                 if layer.activity_regularizer is not None:
                     penalty = _per_example_penalty(layer.activity_regularizer, penalties)
-                    stack.enter_context(registry.replaced(layer, activity_regularizer=penalty))
+                    stack.enter_context(replaced(layer, activity_regularizer=penalty))
             yield penalties
 
 
@@ -171,7 +169,7 @@ class _Interception:
     def __call__(self, *args, **kwargs):
         layer, call, rule = self._layer, self._call, self._rule
         # Layers inside of this one are its rule's business, or are mapped with it.
-        with registry.replaced(layer, call=call):
+        with replaced(layer, call=call):
             if rule is not None:
                 record = Record(layer, rule.__name__)
                 outputs = rule(layer, call, self._tap_of(record), *args, **kwargs)
@@ -278,7 +276,8 @@ class _Mapped:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(values)
                 # Not `call`: outside of the model's pass nothing else casts weights.
-                z, _ = self._one(tensors, seeds, self._layer, values)
+                with total_lookups(self._layer):
+                    z, _ = self._one(tensors, seeds, self._layer, values)
             grads = tape.gradient(
                 z, values, output_gradients=tf.cast(d[None], z.dtype), unconnected_gradients="zero"
             )

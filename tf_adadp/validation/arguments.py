@@ -1,4 +1,4 @@
-"""What a DPModel refuses, each with the way out."""
+"""What a DPModel refuses in the arguments of compile and fit, each with the way out."""
 
 import dataclasses
 
@@ -7,50 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.problems import Problem, raise_first
 
-# Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
-_GIVEN_STATE = {
-    keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
-    keras.layers.Discretization: (lambda x: x.num_bins is None, "bin_boundaries"),
-    keras.layers.StringLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
-    keras.layers.IntegerLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
-    keras.layers.TextVectorization: (lambda x: x._has_input_vocabulary, "vocabulary"),
-}
 _STEERED = "Training metrics are raw statistics that no ε covers. Monitor a validation metric, {}."
-
-
-def check_layers(model):
-    """Refuses layers that mix examples or keep statistics of raw data."""
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
-            raise ValueError(
-                f"Layer {layer.name!r} is a BatchNormalization in training mode: it mixes the "
-                "examples of a batch and stores their raw statistics. Use "
-                "keras.layers.GroupNormalization instead, or freeze it (trainable=False)."
-            )
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise ValueError(
-                f"Layer {layer.name!r} is stateful: it carries one example's state into the next. "
-                "Use stateful=False."
-            )
-        for kind, (is_given, arguments) in _GIVEN_STATE.items():
-            if not isinstance(layer, kind) or is_given(layer):
-                continue
-            raise ValueError(
-                f"Layer {layer.name!r} is a {type(layer).__name__} without given {arguments}: what "
-                "`adapt` learns are raw statistics of its data, and they would be saved with the "
-                f"model. Pass public constants as {arguments}, or preprocess outside of the model."
-            )
-
-
-def check_overrides(model):
-    """Refuses models with a training step of their own, which a DPModel would pass by."""
-    for name in ("train_step", "compute_loss"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
-            raise ValueError(
-                f"{type(model).__name__} overrides {name}, which a DPModel does not call. Give the "
-                "loss to compile, or add losses that depend on the data with `add_loss`."
-            )
 
 
 def check_trainable_state(trainable_state):
@@ -105,14 +64,25 @@ def check_data_source(x):
         raise TypeError("x=None: give arrays with batch_size, or lots.")
 
 
-def check_labels(y):
-    """Refuses labels that no loss of numbers can take."""
+def label_problems(y):
+    """Yields a `Problem` for labels that no loss of numbers can take.
+
+    Args:
+        y: a structure of KerasTensors, or None.
+    """
     for label in keras.tree.flatten(y) if y is not None else ():
         if label is not None and label.dtype in ("string", "complex64", "complex128"):
-            raise ValueError(
-                f"y has dtype {label.dtype}: encode labels as integers or floats first, e.g. with "
-                "keras.layers.StringLookup outside the model."
+            yield Problem(
+                "y",
+                f"has dtype {label.dtype}",
+                "Encode labels as integers or floats first, e.g. with keras.layers.StringLookup "
+                "outside the model.",
             )
+
+
+def check_labels(y):
+    """Raises ValueError for the first of `label_problems`."""
+    raise_first(label_problems(y))
 
 
 def check_metric_names(names):

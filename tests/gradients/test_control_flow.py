@@ -1,0 +1,84 @@
+"""Loops and branches around a layer, which `tf.vectorized_map` may be unable to convert."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import data, exact_sgd, plain_model, private_model
+
+L = keras.layers
+
+
+class _Around(L.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(6, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+
+class Scan(_Around):
+    def call(self, x):
+        def step(carry, _):
+            carry = self.dense(carry)
+            return carry, carry
+
+        return keras.ops.scan(step, x, length=2)[0]
+
+
+class While(_Around):
+    def call(self, x):
+        return keras.ops.while_loop(
+            lambda i, x: i < 2, lambda i, x: (i + 1, self.dense(x)), (0, x)
+        )[1]
+
+
+class Branch(_Around):
+    def call(self, x):
+        return keras.ops.cond(keras.ops.sum(x) > 0, lambda: self.dense(x), lambda: 2 * x)
+
+
+def _gradient_step(model, x, y):
+    """One step of plain gradient descent on the mean loss, example by example, without a lot."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        rows = [model(x[i : i + 1], training=True) for i in range(len(x))]
+        value = loss(y, tf.concat(rows, 0))
+    gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
+    return [
+        v.numpy() - 0.1 * g.numpy()
+        for v, g in zip(model.trainable_variables, gradients, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layer", [While, Branch])
+def test_a_step_equals_plain_gradient_descent(layer):
+    x, y = (a[:12] for a in data())
+    private = private_model(
+        exact_sgd(),
+        plain_model(layer()),
+        metrics=[],
+        jit_compile="auto",
+        wrap={"gradient_engine": "vectorized"},
+    )
+    expected = _gradient_step(private.model, x, y)
+    private.fit(x, y, batch_size=12, verbose=0)
+    for a, b in zip(private.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert ("one example after the other" in private._run.plan.reason) == (layer is not While)
+
+
+def test_xla_cannot_help_where_nothing_can_be_vectorised():
+    x, y = data()
+    private = private_model(
+        model=plain_model(Scan()),
+        metrics=[],
+        jit_compile=True,
+        wrap={"gradient_engine": "vectorized"},
+    )
+    with pytest.raises(
+        ValueError, match="jit_compile=True: the loop or branch 'scan.*Compile with"
+    ):
+        private.fit(x, y, batch_size=30, verbose=0)
+    assert private.ledger.steps == 0

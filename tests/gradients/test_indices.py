@@ -1,0 +1,120 @@
+"""A record with an index that names nothing neither stops a lot nor is felt by the others."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tf_adadp import clipping
+from tf_adadp.gradients import make_engine
+from tf_adadp.gradients.indices import total_loss
+from tf_adadp.sampling import make_lot
+
+L = keras.layers
+VOCABULARY, LENGTH, CLASSES, ROWS = 7, 4, 3, 5
+BAD = 2  # the row of the bad record
+
+
+class Bag(L.Layer):
+    """A layer of the user's with a table in it, which is mapped over examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = L.Embedding(VOCABULARY, 3)
+
+    def call(self, x):
+        return keras.ops.mean(self.table(x), axis=1)
+
+
+def _model(*layers):
+    return keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers, L.Dense(CLASSES)])
+
+
+MODELS = {
+    "embedding": lambda: _model(L.Embedding(VOCABULARY, 3), L.GlobalAveragePooling1D()),
+    "inside of a layer": lambda: _model(Bag()),
+    "masked recurrence": lambda: _model(L.Embedding(VOCABULARY, 3, mask_zero=True), L.GRU(2)),
+}
+
+
+def _data():
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
+    return x, rng.integers(0, CLASSES, ROWS).astype(np.int32)
+
+
+def _sums(model, engine_name, *lots):
+    """The clipped sums of the lots, each of (x, y), as one vector each."""
+    loss = CompileLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = _data()
+    loss.build(y, model(x))
+    spec = *(tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, y)), None
+    engine, _ = make_engine(
+        model, loss, jit_compile=False, gradient_engine=engine_name, element_spec=spec
+    )
+    run = tf.function(
+        lambda lot: engine.clipped_sum(lot, clipping.L2Ball(0.5), tf.constant([3, 5], tf.int64))
+    )
+    return [
+        np.concatenate([tf.reshape(s, [-1]) for s in run(make_lot(*lot, physical_batch_size=2))[0]])
+        for lot in lots
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine_name"),
+    [
+        ("embedding", "ghost"),
+        ("embedding", "vectorized"),
+        ("inside of a layer", "ghost"),
+        ("masked recurrence", "vectorized"),
+    ],
+)
+def test_tokens_beyond_the_table(name, engine_name):
+    x, y = _data()
+    bad = np.broadcast_to(x, (3, *x.shape)).copy()
+    bad[0, BAD, 1], bad[1, BAD, 0], bad[2, BAD] = VOCABULARY, -VOCABULARY - 1, 2**31 - 1
+    others = np.arange(ROWS) != BAD
+    sums = _sums(MODELS[name](), engine_name, (x[others], y[others]), *((b, y) for b in bad))
+    for found in sums[1:]:
+        np.testing.assert_allclose(found, sums[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
+def test_negative_tokens_count_from_the_end_as_in_keras(engine_name):
+    x, y = _data()
+    x[BAD, 1] = VOCABULARY - 1
+    same = x.copy()
+    same[BAD, 1] = -1
+    first, second = _sums(MODELS["embedding"](), engine_name, (x, y), (same, y))
+    np.testing.assert_allclose(first, second, rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
+def test_labels_beyond_the_classes(engine_name):
+    x, y = _data()
+    bad = np.broadcast_to(y, (2, *y.shape)).copy()
+    bad[0, BAD], bad[1, BAD] = CLASSES, -1
+    others = np.arange(ROWS) != BAD
+    model = MODELS["embedding"]()
+    sums = _sums(model, engine_name, (x[others], y[others]), *((x, b) for b in bad))
+    for found in sums[1:]:
+        np.testing.assert_allclose(found, sums[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 5)])
+@pytest.mark.parametrize("ignore_class", [None, -1])
+def test_losses_of_labels_in_range_are_keras_own(from_logits, shape, ignore_class):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, shape)
+    if ignore_class is not None:
+        y.flat[0] = ignore_class
+    steps = shape if shape[-1] != 1 else shape[:-1]
+    y_pred = tf.nn.softmax(tf.constant(50 * rng.normal(size=(*steps, CLASSES)), tf.float32))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits, ignore_class)
+    np.testing.assert_array_equal(total_loss(loss)(y, y_pred), loss(y, y_pred))
+    y.flat[1] = CLASSES
+    values = total_loss(keras.losses.SparseCategoricalCrossentropy(reduction=None))(y, y_pred)
+    assert np.isnan(values).sum() == 1 + (ignore_class is not None)

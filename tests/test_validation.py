@@ -1,0 +1,442 @@
+"""All problems of a model at once, by the rules of training; and layers that changed since."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROWS, crossentropy, data, plain_model, private_model
+
+import tf_adadp as dp
+from tf_adadp import gradients
+
+L = keras.layers
+
+
+def validated(*layers, loss=None, **kwargs):
+    x, y = data()
+    return dp.validate(plain_model(*layers), loss or crossentropy(), x, y, **kwargs)
+
+
+def only(report, severity, where, what, fix=""):
+    """The report has one problem, and it is this one."""
+    (problem,) = report
+    assert (problem.severity, problem.where) == (severity, where)
+    assert what in problem.what
+    assert fix in problem.fix
+
+
+class Running(L.Layer):
+    """Keeps a running sum of its inputs in a Keras variable."""
+
+    def build(self, shape):
+        self.total = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="running_sum"
+        )
+
+    def call(self, x):
+        self.total.assign_add(keras.ops.sum(x))
+        return x
+
+
+class SideEffect(L.Layer):
+    """Keeps one where Keras does not see it."""
+
+    def __init__(self):
+        super().__init__(name="side_effect")
+        self.total = tf.Variable(0.0)
+
+    def call(self, x):
+        self.total.assign_add(tf.reduce_sum(x))
+        return x
+
+
+class Noise(L.Layer):
+    """Draws with what it is given: a function of the shape."""
+
+    def __init__(self, draw):
+        super().__init__(name="noise")
+        self.draw = draw
+
+    def call(self, x):
+        return x + self.draw(keras.ops.shape(x))
+
+
+class InModel(keras.Model):
+    """Mixes between its layers."""
+
+    def __init__(self):
+        super().__init__(name="in_model")
+        self.first, self.second = L.Dense(4), L.Dense(3)
+
+    def call(self, x):
+        return self.second(keras.ops.flip(self.first(x), axis=0))
+
+
+@tf.custom_gradient
+def mixes_backwards(x):
+    return x, lambda d: tf.zeros_like(x) + tf.reduce_mean(d * x, 0)
+
+
+def contrasts(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(y_pred, 0)), -1)
+
+
+# The report.
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (),
+        lambda: (L.Dropout(0.5), L.GaussianNoise(0.1)),
+        lambda: (L.Reshape((6, 1)), L.GRU(2)),
+    ],
+)
+def test_nothing_to_report(make):
+    report = validated(*make())
+    assert report == []
+    assert report.ok
+    assert str(report) == "no problems found"
+    report.raise_if_any()
+
+
+def test_all_errors_at_once():
+    """DPModel raises the first of them, in the same words."""
+    model = plain_model(
+        L.Normalization(name="norm"), L.Dense(16), L.BatchNormalization(name="bn"), SideEffect()
+    )
+    x, y = data()
+    report = dp.validate(model, lambda y, y_pred: keras.ops.mean(y_pred), x, y)
+    wheres = [p.where for p in report.errors]
+    assert wheres[:2] == ["Layer 'norm'", "Layer 'bn'"]
+    assert wheres[2].startswith("The loss")
+    assert "side_effect" in wheres[3]
+    assert "AssignAddVariableOp" in wheres[3]
+    with pytest.raises(ValueError, match="(?s)'norm'.*'bn'.*reduces the batch.*keeps state"):
+        report.raise_if_any()
+    with pytest.raises(ValueError, match="'norm'") as raised:
+        dp.DPModel(model)
+    assert str(raised.value) == str(report[0])
+    for line in str(report).splitlines():
+        assert len(line) <= 112
+
+
+def test_errors_come_first():
+    report = validated(L.Softmax(axis=0, name="softmax"), L.BatchNormalization(name="bn"))
+    assert [p.where for p in report] == ["Layer 'bn'", "Layer 'softmax'"]
+    assert not report.ok
+    assert [p.where for p in report.warnings] == ["Layer 'softmax'"]
+
+
+def test_the_model_is_as_it_was():
+    model = plain_model(Running(), L.Dropout(0.5), L.Dense(6), L.BatchNormalization())
+    before = [v.numpy() for v in model.variables]
+    x, y = data()
+    dp.validate(model, crossentropy(), x, y)
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    assert "call" not in vars(model.layers[0])
+
+
+def test_the_values_of_the_data_are_never_used():
+    """Not even tokens without a row, labels without a class or what is no number."""
+    model = keras.Sequential([L.Embedding(2, 3), L.Flatten(), L.Dense(3)])
+    x, y = np.full((ROWS, 4), 99), np.full(ROWS, 99)
+    assert dp.validate(model, crossentropy(), x, y) == []
+    assert validated(L.Dense(4)) == dp.validate(
+        plain_model(), crossentropy(), np.full((ROWS, 6), np.nan, np.float32), y
+    )
+
+
+# What is seen without running.
+
+
+@pytest.mark.parametrize(
+    ("layers", "fix"),
+    [
+        ([L.Dense(64), L.BatchNormalization()], "GroupNormalization(groups=16)"),
+        ([L.Dense(8), L.BatchNormalization(epsilon=0.01, scale=False)],
+         "GroupNormalization(groups=2, epsilon=0.01, scale=False)"),
+        ([L.Dense(6), L.BatchNormalization()], "GroupNormalization(groups=1)"),
+        ([L.Reshape((3, 2)), L.BatchNormalization(axis=1), L.Flatten()],
+         "GroupNormalization(groups=1, axis=1)"),
+    ],
+)  # fmt: skip
+def test_the_replacement_of_a_batch_normalization_is_spelled_out_and_works(layers, fix):
+    (problem,) = dp.validate(plain_model(*layers))
+    assert problem.fix.startswith(f"Use keras.layers.{fix} instead")
+    place = next(i for i, layer in enumerate(layers) if isinstance(layer, L.BatchNormalization))
+    rebuilt = [type(layer).from_config(layer.get_config()) for layer in layers]
+    rebuilt[place] = eval(f"keras.layers.{fix}")
+    model = plain_model(*rebuilt)
+    assert dp.validate(model) == []
+    x, _ = data()
+    outputs = keras.Sequential(model.layers[: place + 1])(x)
+    assert np.std(outputs) > 0.5  # a group of one channel would be normalised to nothing
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "fix"),
+    [
+        (lambda: L.Discretization(num_bins=3, name="it"), "without given bin_boundaries", "public"),
+        (lambda: L.StringLookup(vocabulary=["a"], num_oov_indices=0, name="it"), "unknown token",
+         "num_oov_indices=1"),
+        (lambda: L.LSTM(2, stateful=True, name="it"), "stateful", "stateful=False"),
+        (lambda: L.SpectralNormalization(L.Dense(3, name="inner"), name="it"), "kernel in place",
+         "'inner' by itself"),
+    ],
+)  # fmt: skip
+def test_layers_of_keras(make, what, fix):
+    model = keras.Sequential([make()])
+    report = dp.validate(model)  # of a model that nobody knows the inputs of
+    only(report.errors, "error", "Layer 'it'", what, fix)
+    assert "form of its inputs" in report.warnings[0].what
+    with pytest.raises(ValueError, match="Layer 'it'"):
+        dp.DPModel(model)
+
+
+def test_a_private_step_would_leave_a_spectral_norm_behind():
+    """Why it is refused: the kernel that the training normalised is not the one that stays."""
+    layer = L.SpectralNormalization(L.Dense(3, kernel_initializer=keras.initializers.Constant(5)))
+    model = plain_model(layer)
+    x, y = data()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    example = gradients.ExampleLoss(model, None)
+    seeds = tf.zeros([0, 2], tf.uint32)
+    trained, _ = example.predictions(example.trainable_values(), x, seeds)
+    assert float(loss(y, trained)) != pytest.approx(float(loss(y, model(x))), rel=0.1)
+
+
+def test_training_methods_of_its_own():
+    cls = type("Own", (InModel,), dict.fromkeys(("train_step", "compute_loss"), lambda self: 0))
+    report = dp.validate(cls())
+    assert [p.what.split(",")[0] for p in report.errors] == [
+        "overrides train_step", "overrides compute_loss",
+    ]  # fmt: skip
+
+
+def test_a_shared_seed_generator():
+    class Drops(L.Layer):
+        def __init__(self, generator, name):
+            super().__init__(name=name)
+            self.generator = generator
+
+        def call(self, x):
+            return keras.random.dropout(x, 0.5, seed=self.generator)
+
+    generator = keras.random.SeedGenerator(1)
+    report = validated(Drops(generator, "one"), Drops(generator, "two"))
+    only(report, "warning", "Layer 'two'", "seed generator of layer 'one'")
+
+
+def test_nothing_to_train_and_labels_of_no_number():
+    model = plain_model()
+    model.trainable = False
+    x, _ = data()
+    report = dp.validate(model, None, x, np.array(["a"] * ROWS))
+    assert [(p.where, p.what) for p in report] == [
+        (f"The model {model.name!r}", "has no trainable weights"), ("y", "has dtype string"),
+    ]  # fmt: skip
+
+
+# What is seen by running.
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "what"),
+    [
+        (lambda: L.Lambda(lambda x: x - keras.ops.mean(x, 0), name="it"), "Layer 'it'",
+         "one row of its output changes with the others"),
+        (lambda: L.Dense(4, activation=lambda x: keras.ops.softmax(x, 0), name="it"), "Layer 'it'",
+         "one row of its output changes with the others"),
+        (lambda: L.TimeDistributed(L.Lambda(lambda x: x[::-1], name="it")), "Layer 'it'",
+         "one row of its output changes with the others"),
+        (lambda: L.Lambda(lambda x: x / keras.ops.cast(keras.ops.shape(x)[0], "float32"),
+                          name="it"),
+         "Layer 'it'", "number of examples"),
+        (lambda: keras.Sequential([L.Dense(4), L.Lambda(mixes_backwards)]), None, "backward pass"),
+(lambda: Running(name="it"), "Layer 'it'", "running_sum' in training"),
+        (lambda: Noise(keras.random.normal), "Layer 'noise'", "none of its attributes"),
+        (lambda: Noise(tf.random.normal), "Layer 'noise'", "no seed generator of the model gives"),
+    ],
+)  # fmt: skip
+def test_what_layers_do(make, where, what):
+    layer = make()
+    if isinstance(layer, L.TimeDistributed):
+        model = keras.Sequential([keras.Input((2, 6)), layer, L.Flatten(), L.Dense(3)])
+        x = np.ones((ROWS, 2, 6), np.float32)
+    else:
+        model, x = plain_model(layer), data()[0]
+    report = dp.validate(model, crossentropy(), x, data()[1])
+    only(report, "warning", where or f"The model {model.name!r}", what)
+
+
+def test_mixing_between_the_layers_of_a_model():
+    x, y = data()
+    only(
+        dp.validate(InModel(), crossentropy(), x, y),
+        "warning",
+        "The model 'in_model'",
+        "mixes examples:",
+    )
+    report = dp.validate(keras.Sequential([InModel(), L.Dense(3)]), crossentropy(), x, y)
+    only(report, "warning", "Layer 'in_model'", "mixes examples:")
+
+
+def test_one_layer_that_mixes_hides_no_other():
+    first, second = (L.Lambda(lambda x: x - keras.ops.mean(x, 0), name=n) for n in ("a", "b"))
+    report = validated(Noise(tf.random.normal), first, L.Dense(4), second)
+    assert [(p.where, p.what.split(":")[0].split(" that")[0]) for p in report] == [
+        ("Layer 'noise'", "draws random numbers"),
+        ("Layer 'a'", "mixes examples"), ("Layer 'b'", "mixes examples"),
+    ]  # fmt: skip
+
+
+def test_a_foreign_seed_generator_draws_the_same_numbers_always():
+    """As the report says: no seed of an example or a step reaches it."""
+    model = plain_model(Noise(keras.random.normal))
+    example = gradients.ExampleLoss(model, None)
+    assert example.num_seed_generators == 0
+    run = tf.function(lambda x: example.predictions(example.trainable_values(), x, ())[0])
+    x, _ = data()
+    np.testing.assert_array_equal(run(x[:1]), run(x[:1]))
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_loss_that_mixes(labels):
+    x, y = data()
+    model = plain_model()
+    report = dp.validate(model, contrasts, x, np.eye(3)[y] if labels else None)
+    only(report, "warning", "The loss 'contrasts'", "the loss of one changes with the others")
+
+
+def test_several_outputs_in_a_dict():
+    inputs = {"a": keras.Input((6,), name="a"), "t": keras.Input((2,), dtype="int32", name="t")}
+    hidden = L.Concatenate()([inputs["a"], L.Flatten()(L.Embedding(5, 3)(inputs["t"]))])
+    outputs = {"one": L.Dense(3, name="one")(hidden), "two": L.Dense(1, name="two")(hidden)}
+    model = keras.Model(inputs, outputs)
+    x, y = data()
+    x = {"a": x, "t": np.zeros((ROWS, 2), np.int32)}
+    y = {"one": y, "two": np.zeros((ROWS, 1), np.float32)}
+    assert dp.validate(model, {"one": crossentropy(), "two": "mse"}, x, y) == []
+    only(
+        dp.validate(model, {"one": crossentropy(), "two": contrasts}, x, y), "warning",
+        "The loss 'contrasts'", "mixes",
+    )  # fmt: skip
+
+
+def test_a_private_model_brings_its_loss():
+    x, y = data()
+    private = private_model(loss=contrasts, metrics=[])
+    only(dp.validate(private, x=x), "warning", "The loss 'contrasts'", "mixes")
+    lots = dp.PoissonLots(x, np.eye(3)[y], expected_size=30)
+    only(dp.validate(private, x=lots), "warning", "The loss 'contrasts'", "mixes")
+
+
+def test_a_model_that_does_not_run():
+    _, y = data()
+    report = dp.validate(plain_model(), crossentropy(), np.ones((ROWS, 5)), y)
+    only(report, "error", report[0].where, "cannot be traced or run", "the form of x and y")
+    with pytest.raises(TypeError, match="give a keras.Model"):
+        dp.validate("model")
+
+
+# Layers that changed since the engine was made.
+
+
+@pytest.fixture(scope="module")
+def trained():
+    private = private_model(
+        model=plain_model(
+            L.Dense(8, activation="tanh", name="dense"), L.Softmax(name="softmax"),
+        ),
+    )  # fmt: skip
+    fit(private)
+    return private
+
+
+def fit(private, **kwargs):
+    x, y = data()
+    return private.fit(**{"x": x, "y": y, "batch_size": 60, "verbose": 0, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "value", "match"),
+    [
+        ("softmax", "axis", 0, "'softmax' has axis=0, and had -1"),
+        ("dense", "activation", lambda x: x - keras.ops.mean(x, 0), "had tanh"),
+        ("dense", "activation", keras.activations.relu, "activation=relu, and had tanh"),
+        ("dense", "call", lambda x: keras.ops.flip(x, 0), "call=<lambda>, and had nothing"),
+    ],
+)
+def test_a_layer_changed_after_training_began(trained, layer, name, value, match):
+    layer, steps = trained.model.get_layer(layer), trained.ledger.steps
+    x, y = data()
+    before = vars(layer).get(name)
+    layer.__dict__[name] = value
+    try:
+        with pytest.raises(ValueError, match=match):
+            fit(trained)
+        with pytest.raises(ValueError, match=match):
+            trained.train_on_batch(x, y, law=dp.accounting.PoissonSampling(ROWS, 60))
+        with pytest.raises(ValueError, match=match):
+            trained.train_step(None)  # when a graph is traced anew, or of every eager step
+    finally:
+        if before is None:
+            del layer.__dict__[name]
+        else:
+            layer.__dict__[name] = before
+    assert trained.ledger.steps == steps
+
+
+def test_layers_as_they_were_train_on(trained):
+    """Evaluating, predicting and compiling the plain model change nothing that counts."""
+    x, y = data()
+    trained.evaluate(x, y, verbose=0)
+    trained.model.compile("sgd", crossentropy())
+    trained.model.evaluate(x, y, verbose=0)
+    steps = trained.ledger.steps
+    fit(trained)
+    assert trained.ledger.steps == steps + 2
+
+
+def test_a_replaced_layer():
+    settings = dp.validation.LayerSettings(plain_model(L.Dense(4), L.Dense(4)))
+    settings.check_unchanged()
+    settings._model.layers[0].activation = settings._model.layers[1].activation
+    settings.check_unchanged()  # the same function
+    settings._model.pop()
+    with pytest.raises(ValueError, match="other layers than when training was prepared"):
+        settings.check_unchanged()
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize("given", ["array", "dict", "list"])
+def test_tokens_beyond_a_table_in_arrays(given):
+    """Before anything is spent; in lots and batches they contribute nothing (test_indices)."""
+    a, t = keras.Input((6,), name="a"), keras.Input((2,), dtype="int32", name="t")
+    table = L.Flatten()(L.Embedding(5, 3, name="table")(t))
+    if given == "array":
+        model = keras.Sequential([L.Embedding(5, 3, name="table"), L.Flatten(), L.Dense(3)])
+    else:
+        inputs = {"a": a, "t": t} if given == "dict" else [a, t]
+        model = keras.Model(inputs, L.Dense(3)(L.Concatenate()([a, table])))
+    x, y = data()
+    tokens = np.zeros((ROWS, 2), np.int32)
+    inputs = {"array": tokens, "dict": {"t": tokens, "a": x}, "list": [x, tokens]}[given]
+    model.build({"array": (None, 2)}.get(given))
+    dp.validation.check_tokens(model, inputs)
+    tokens[3, 1] = 5
+    match = "tokens from 0 to 5.*'table' has input_dim=5.*0..4"
+    with pytest.raises(ValueError, match=match):
+        dp.validation.check_tokens(model, inputs)
+    if given == "array":
+        private = private_model(model=model, metrics=[])
+        with pytest.raises(ValueError, match=match):
+            fit(private, x=inputs)
+        assert private.ledger.steps == 0
+        private.fit(dp.PoissonLots(tokens, y, expected_size=120), verbose=0)
+        assert private.ledger.steps == 1
+        assert all(np.isfinite(w).all() for w in private.get_weights())

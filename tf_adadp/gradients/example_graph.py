@@ -1,0 +1,69 @@
+"""What the loss of one example writes, calls and loops over, read off its graph."""
+
+import tensorflow as tf
+
+from tf_adadp import replicas
+from tf_adadp.problems import Problem, raise_first
+
+_WRITES = (
+    "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
+    "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
+)  # fmt: skip
+_CALLS_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+_CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+
+
+class ExampleGraph:
+    """The traced loss of one example; nothing is run.
+
+    Args:
+        example_loss: an `ExampleLoss`.
+        example: `(x, y, sample_weight)` of TensorSpecs of one example.
+    """
+
+    def __init__(self, example_loss, example):
+        self._model = example_loss.model
+        seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
+
+        @tf.function(autograph=False)
+        def one_example(x, y, sample_weight, seeds):
+            return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
+
+        self._graph = one_example.get_concrete_function(*example, seeds).graph
+        graph = self._graph.as_graph_def()
+        functions = (node for f in graph.library.function for node in f.node_def)
+        self._nodes = [*graph.node, *functions]
+
+    def check(self):
+        """Raises ValueError for the first of `problems`."""
+        raise_first(self.problems())
+
+    def problems(self):
+        """Yields a `Problem` for whatever writes a `tf.Variable`, calls Python or reads a stranger.
+
+        What Keras variables are told inside the map is dropped; a `tf.Variable`, a table or a
+        Python function would keep a raw statistic and feed it to later lots.
+        """
+        for node in self._nodes:
+            if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
+                yield Problem(
+                    f"The operation {node.name!r} ({node.op}) in a layer or in the loss",
+                    "keeps state or calls Python: in training it would hold raw data and feed it "
+                    "to later lots",
+                    "Keep state in Keras variables (`add_weight`), whose updates are dropped, or "
+                    "drop it.",
+                )
+        known = {id(c) for v in self._model.variables for c in replicas.copies(v.value)}
+        for variable in self._graph.variables:
+            if variable.dtype.is_floating and id(variable) not in known:
+                yield Problem(
+                    "The loss or a layer",
+                    f"reads the variable {variable.name!r}, which is not the model's: who else "
+                    "writes to it (a metric, an evaluation on training data) would feed raw data "
+                    "to later lots",
+                    "Use a constant.",
+                )
+
+    def control_flow(self):
+        """The name of a loop or a branch in it, or None."""
+        return next((node.name for node in self._nodes if node.op in _CONTROL_FLOW), None)

@@ -1,0 +1,76 @@
+"""Indices that name nothing: a value that is no number, instead of an exception in mid-run.
+
+An exception that depends on a record tells of it. On a CPU TensorFlow stops at an index beyond an
+`Embedding`'s table and at a label beyond the classes. Here the first gives NaN, as `keras.ops.take`
+does on the JAX backend, and the second a loss of NaN, so that what holds for every gradient that is
+not finite holds for these: they contribute nothing, and no other example notices.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.gradients.patching import PATCHING, replaced
+
+
+def names_a_row(indices, size):
+    """Where indices name a row of a table of `size` rows; as in Keras, −1 is its last one."""
+    return (indices >= -size) & (indices < size)
+
+
+@contextlib.contextmanager
+def total_lookups(layer):
+    """While it is open, every `Embedding` within a layer gives NaN for indices out of range."""
+    with PATCHING, contextlib.ExitStack() as stack:
+        for part in layer._flatten_layers():
+            if isinstance(part, keras.layers.Embedding):
+                stack.enter_context(replaced(part, call=_total_lookup(part)))
+        yield
+
+
+def _total_lookup(layer):
+    lookup = layer.call
+
+    def call(inputs, *args, **kwargs):
+        # A ReversibleEmbedding asked for its reverse takes vectors.
+        if not isinstance(inputs, tf.Tensor) or any(args) or kwargs.get("reverse"):
+            return lookup(inputs, *args, **kwargs)
+        if inputs.dtype not in (tf.int32, tf.int64):
+            inputs = tf.cast(inputs, tf.int32)  # as Keras does
+        valid = names_a_row(inputs, layer.input_dim)
+        outputs = lookup(tf.where(valid, inputs, 0), *args, **kwargs)
+        return tf.where(valid[..., None], outputs, tf.cast(float("nan"), outputs.dtype))
+
+    return call
+
+
+def total_loss(loss):
+    """A Keras loss over class labels that is NaN, for a label that names no class.
+
+    Args:
+        loss: a `keras.losses.Loss`; one that takes no class labels is returned as it is.
+    """
+    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+        return loss
+    ignored = loss._fn_kwargs.get("ignore_class")
+    per_label = loss.call
+
+    def call(y_true, y_pred):
+        classes = y_pred.shape[-1]
+        if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1:
+            y_true = tf.squeeze(y_true, -1)
+        valid = (y_true >= 0) & (y_true < classes)
+        if ignored is not None:
+            valid |= y_true == tf.cast(ignored, y_true.dtype)
+        # Not in y_pred: Keras looks for the softmax that made it.
+        losses = per_label(tf.where(valid, y_true, tf.zeros_like(y_true)), y_pred)
+        total = tf.where(valid, losses, tf.cast(float("nan"), losses.dtype))
+        mask = getattr(losses, "_keras_mask", None)
+        if mask is not None:
+            total._keras_mask = mask
+        return total
+
+    total = object.__new__(type(loss))  # `copy.copy` would go by a saved file
+    total.__dict__.update(loss.__dict__, call=call)
+    return total

@@ -1,0 +1,33 @@
+"""What a DPModel refuses, each with the way out; and the report of it all at once."""
+
+from tf_adadp.validation.api import validate
+from tf_adadp.validation.arguments import (
+    check_callbacks,
+    check_class_labels,
+    check_data_source,
+    check_labels,
+    check_metric_names,
+    check_trainable_state,
+    declared_law,
+)
+from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
+from tf_adadp.validation.report import Report
+from tf_adadp.validation.settings import LayerSettings
+from tf_adadp.validation.tokens import check_tokens
+
+__all__ = [
+    "LayerSettings",
+    "Report",
+    "check_callbacks",
+    "check_class_labels",
+    "check_data_source",
+    "check_labels",
+    "check_layers",
+    "check_metric_names",
+    "check_overrides",
+    "check_tokens",
+    "check_trainable_state",
+    "check_weights",
+    "declared_law",
+    "validate",
+]

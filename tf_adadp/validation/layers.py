@@ -1,0 +1,139 @@
+"""What a DPModel refuses in a model's layers and methods, seen without running it."""
+
+import keras
+
+from tf_adadp.gradients.ghost.independence import example_axes
+from tf_adadp.problems import Problem, raise_first
+
+# Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
+_GIVEN_STATE = {
+    keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
+    keras.layers.Discretization: (lambda x: x.num_bins is None, "bin_boundaries"),
+    keras.layers.StringLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
+    keras.layers.IntegerLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
+    keras.layers.TextVectorization: (lambda x: x._has_input_vocabulary, "vocabulary"),
+}
+_LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+
+
+def layer_problems(model):
+    """Yields a `Problem` for every layer that mixes examples or keeps statistics of raw data."""
+    for layer in model._flatten_layers():
+        yield from _problems_of(layer)
+
+
+def check_layers(model):
+    """Raises ValueError for the first error of `layer_problems`."""
+    raise_first(layer_problems(model))
+
+
+def _problems_of(layer):
+    where, kind = f"Layer {layer.name!r}", type(layer).__name__
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        yield Problem(
+            where,
+            "is a BatchNormalization in training mode: it mixes the examples of a batch and stores "
+            "their raw statistics",
+            f"Use {_group_normalization(layer)} instead, or freeze it (trainable=False).",
+        )
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        yield Problem(
+            where,
+            "is stateful: it carries one example's state into the next",
+            "Use stateful=False.",
+        )
+    if isinstance(layer, keras.layers.SpectralNormalization):
+        yield Problem(
+            where,
+            "is a SpectralNormalization: in training it normalises its kernel in place, which a "
+            "private step drops, so that the trained model would use another kernel than its "
+            "training",
+            f"Use the layer {layer.layer.name!r} by itself; a kernel_constraint acts on released "
+            "weights.",
+        )
+    if isinstance(layer, _LOOKUPS) and layer.num_oov_indices == 0 and not layer.invert:
+        yield Problem(
+            where,
+            f"is a {kind} with num_oov_indices=0: it stops the training at a record with an "
+            "unknown token, which tells of the record",
+            "Use num_oov_indices=1.",
+        )
+    for preprocessing, (is_given, arguments) in _GIVEN_STATE.items():
+        if isinstance(layer, preprocessing) and not is_given(layer):
+            yield Problem(
+                where,
+                f"is a {kind} without given {arguments}: what `adapt` learns are raw statistics "
+                "of its data, and they would be saved with the model",
+                f"Pass public constants as {arguments}, or preprocess outside of the model.",
+            )
+    for name, axes in example_axes(layer):
+        if 0 in axes and not isinstance(layer, keras.layers.BatchNormalization):
+            yield Problem(
+                where,
+                f"is a {kind} with {name}={getattr(layer, name)}: it works across the examples of "
+                "a batch, and in private training sees one example at a time",
+                f"Leave axis 0 out of {name}.",
+                "warning",
+            )
+
+
+def _group_normalization(layer):
+    """The GroupNormalization that takes the place of a BatchNormalization, spelled out."""
+    mean = getattr(layer, "moving_mean", None)
+    channels = 1 if mean is None else mean.shape[0]
+    # Of vectors a group of one channel would be normalised to nothing.
+    groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 4), 1)
+    arguments = [f"groups={groups}"]
+    if layer.axis != -1:
+        arguments.append(f"axis={layer.axis}")
+    if layer.epsilon != 1e-3:  # the default of both
+        arguments.append(f"epsilon={layer.epsilon:g}")
+    arguments += [f"{name}=False" for name in ("center", "scale") if not getattr(layer, name)]
+    return f"keras.layers.GroupNormalization({', '.join(arguments)})"
+
+
+def override_problems(model):
+    """Yields a `Problem` for every training method of a model's own, which a DPModel passes by."""
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            yield Problem(
+                type(model).__name__,
+                f"overrides {name}, which a DPModel does not call",
+                "Give the loss to compile, or add losses that depend on the data with `add_loss`.",
+            )
+
+
+def check_overrides(model):
+    """Raises ValueError for the first error of `override_problems`."""
+    raise_first(override_problems(model))
+
+
+def weight_problems(model):
+    """Yields a `Problem` where a built model has nothing to train."""
+    if not model.trainable_variables:
+        yield Problem(
+            f"The model {model.name!r}",
+            "has no trainable weights",
+            "Set `trainable` of the layers to train before compile.",
+        )
+
+
+def check_weights(model):
+    """Raises ValueError for `weight_problems`."""
+    raise_first(weight_problems(model))
+
+
+def generator_problems(model):
+    """Yields a `Problem` for every layer that shares another one's seed generator."""
+    owners = {}
+    for layer in model._flatten_layers():
+        for generator in getattr(layer, "_seed_generators", ()):
+            owner = owners.setdefault(id(generator), layer)
+            if owner is not layer:
+                yield Problem(
+                    f"Layer {layer.name!r}",
+                    f"shares the seed generator of layer {owner.name!r}: in private training both "
+                    "may draw the same numbers for an example",
+                    "Give each layer a seed of its own.",
+                    "warning",
+                )

@@ -1,0 +1,103 @@
+"""What the layers of a model are set to, to see that a traced graph still means the same model.
+
+What is known of a layer when the engine is made (that it treats every example by itself, that it
+has a rule) is used whenever the graph is traced again, for lots of another form or step by step
+under `run_eagerly`. A layer that was changed since would be taken for what it was.
+"""
+
+import functools
+import inspect
+
+import keras
+
+from tf_adadp.gradients.ghost.independence import SET_BY_KERAS, mixing_reason
+
+_MISSING = object()
+_MIXING = "mixing_reason"  # told of last, where no attribute explains it
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class LayerSettings:
+    """The layers of a model and, of each, what may tell how it treats the examples of a batch.
+
+    Those are the attributes that are named as arguments of its constructor, its parts, methods that
+    were replaced on the instance, and whether it is known not to mix examples.
+
+    Args:
+        model: a built `keras.Model`.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        # Holds what it saw: another object could get the id of one that is gone.
+        self._seen = self._settings()
+
+    def check_unchanged(self):
+        """Raises ValueError where a layer is not what it was, or not the same layer."""
+        now = self._settings()
+        for (layer, settings), (other, others) in zip(self._seen, now, strict=False):
+            if layer is not other:
+                break
+            for name in sorted({**settings, **others}, key=lambda name: name == _MIXING):
+                before = settings.get(name, _MISSING)
+                after = others.get(name, _MISSING)
+                if not _same(before, after):
+                    raise ValueError(
+                        f"Layer {layer.name!r} has {name}={_shown(after)}, and had "
+                        f"{_shown(before)} when training was prepared. Compile again after "
+                        "changing a layer."
+                    )
+        if [id(layer) for layer, _ in self._seen] != [id(layer) for layer, _ in now]:
+            raise ValueError(
+                f"The model {self._model.name!r} has other layers than when training was "
+                "prepared. Compile again after adding, removing or replacing layers."
+            )
+
+    def _settings(self):
+        return [(layer, _settings_of(layer)) for layer in self._model._flatten_layers()]
+
+
+def _settings_of(layer):
+    arguments = _arguments(type(layer))
+    settings = {
+        name: _frozen(value)
+        for name, value in vars(layer).items()
+        if name in arguments or (_is_method(layer, name) and name not in SET_BY_KERAS)
+    }
+    settings[_MIXING] = mixing_reason(layer)
+    return settings
+
+
+def _is_method(layer, name):
+    return callable(vars(layer)[name]) and callable(getattr(type(layer), name, None))
+
+
+@functools.cache
+def _arguments(layer_class):
+    """The names of all arguments of the constructors of a class and its parents."""
+    names = set()
+    for parent in layer_class.__mro__:
+        if "__init__" in vars(parent) and parent not in (keras.Layer, object):
+            names |= set(inspect.signature(parent.__init__).parameters)
+    return names - {"name", "trainable"}
+
+
+def _frozen(value):
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(v) for v in value)
+    return value
+
+
+def _same(before, after):
+    if before is after:
+        return True
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        return len(before) == len(after) and all(map(_same, before, after))
+    if isinstance(before, _PLAIN) and isinstance(after, _PLAIN):
+        return before == after
+    # Of other objects those that compute something count; a property may make anew what it returns.
+    return not (callable(before) or callable(after))
+
+
+def _shown(value):
+    return "nothing" if value is _MISSING else getattr(value, "__name__", repr(value))

@@ -1,0 +1,49 @@
+"""Tokens that an Embedding has no row for, found in arrays before training."""
+
+import keras
+import numpy as np
+
+from tf_adadp.gradients.indices import names_a_row
+
+
+def check_tokens(model, x):
+    """Refuses arrays with tokens beyond the table of an `Embedding` that reads them directly.
+
+    In training such a record contributes nothing, see `gradients.indices`; that it is there is an
+    error all the same, and one to hear of before anything is spent.
+
+    Args:
+        model: a `keras.Model`; one that is no graph of layers is let pass.
+        x: its inputs as arrays, in a structure that Keras takes.
+    """
+    functional = getattr(model, "_functional", None) or model  # of a Sequential
+    inputs = getattr(functional, "_inputs", None)
+    if inputs is None:
+        return
+    arrays = dict(zip(map(id, inputs), _in_order(functional, inputs, x), strict=False))
+    for layer in functional.layers:
+        if not isinstance(layer, keras.layers.Embedding):
+            continue
+        for node in layer._inbound_nodes:
+            read = arrays.get(id(node.input_tensors[0]))
+            if read is None or not len(read):
+                continue
+            least, most = (edge(np.asarray(read)) for edge in (np.min, np.max))
+            if not (names_a_row(least, layer.input_dim) and names_a_row(most, layer.input_dim)):
+                raise ValueError(
+                    f"x has tokens from {least:g} to {most:g}, and the Embedding {layer.name!r} "
+                    f"has input_dim={layer.input_dim}: number the tokens 0..{layer.input_dim - 1}."
+                )
+
+
+def _in_order(functional, inputs, x):
+    """The arrays of x in the order of a functional model's inputs; none where they do not fit."""
+    if isinstance(x, dict):
+        struct = functional._inputs_struct
+        names = struct if isinstance(struct, dict) else [tensor.name for tensor in inputs]
+        if set(names) != set(x):
+            return []
+        if not isinstance(struct, dict):
+            return [x[name] for name in names]
+    arrays = keras.tree.flatten(x)
+    return arrays if len(arrays) == len(inputs) else []
