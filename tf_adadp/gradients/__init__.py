@@ -6,6 +6,7 @@ from tf_adadp.gradients.example_loss import (
     ExampleLoss,
     check_reduces_no_batch,
     check_writes_no_state,
+    refuse_state,
     weight_regularization,
     without_state,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "check_writes_no_state",
     "clipped_sum",
     "make_engine",
+    "refuse_state",
     "weight_regularization",
     "without_state",
 ]

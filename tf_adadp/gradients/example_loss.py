@@ -193,22 +193,33 @@ def check_writes_no_state(example_loss, batch):
         return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
 
     traced = one_example.get_concrete_function(x, y, sample_weight, seeds).graph
+    refuse_state(traced, "a layer or the loss", example_loss.model.variables)
+
+
+def refuse_state(traced, whose, known_variables=()):
+    """Raises ValueError where a traced graph keeps state, calls Python or reads float variables.
+
+    Args:
+        traced: a `FuncGraph`.
+        whose: who made it, for the message.
+        known_variables: Keras variables that it may read.
+    """
     graph = traced.as_graph_def()
     nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
     for node in nodes:
         if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
             raise ValueError(
-                f"The operation {node.name!r} ({node.op}) in a layer or in the loss keeps state or "
-                "calls Python: in training it would hold raw data and feed it to later lots. Keep "
-                "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
+                f"The operation {node.name!r} ({node.op}) in {whose} keeps state or calls Python: "
+                "in training it would hold raw data and feed it to later lots. Keep state in Keras "
+                "variables (`add_weight`), whose updates are dropped, or drop it."
             )
-    known = {id(v.value) for v in example_loss.model.variables}
+    known = {id(v.value) for v in known_variables}
     for variable in traced.variables:
         if variable.dtype.is_floating and id(variable) not in known:
             raise ValueError(
-                f"The loss or a layer reads the variable {variable.name!r}, which is not the "
-                "model's: who else writes to it (a metric, an evaluation on training data) would "
-                "feed raw data to later lots. Use a constant."
+                f"{whose[0].upper()}{whose[1:]} reads the variable {variable.name!r}, which is not "
+                "the model's: who else writes to it (a metric, an evaluation on training data) "
+                "would feed raw data to later lots. Use a constant."
             )
 
 

@@ -95,6 +95,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             data that lots do not hold as arrays, are not compared.
     """
 
+    covers_metrics = True
     moves_every_step = False  # a rejection is no sign that nothing can be trained
 
     def __init__(
