@@ -111,15 +111,19 @@ def _by_name(compiled):
     return dict(zip(compiled.result(), found, strict=True))  # results come in this order
 
 
-def _check_is_mean(name, metric, known):
+def _is_mean(metric):
     wrapper = keras.metrics.MeanMetricWrapper
-    if (
+    return (
         isinstance(metric, wrapper)
         and type(metric).update_state is wrapper.update_state
         and type(metric).result is wrapper.result
-    ):
+    )
+
+
+def _check_is_mean(name, metric, known):
+    if _is_mean(metric):
         return
-    others = [n for n, (_, m, _) in known.items() if isinstance(m, wrapper)]
+    others = [name for name, (_, metric, _) in known.items() if _is_mean(metric)]
     raise ValueError(
         f"released_metrics: {name!r} is a {type(metric).__name__}, which is no mean of a function "
         "over examples, so what one example changes has no bound. Name those to release, "
