@@ -425,6 +425,40 @@ def test_released_metrics_are_charged_and_steer_and_raw_ones_are_not_in_the_logs
     assert 0 < abs(empty["released_accuracy"][0]) < 6 * spread
 
 
+def test_one_record_moves_gradient_and_metrics_together_by_what_is_charged():
+    """Two steps under the same noise, on neighbouring lots: all that comes out, over its noise's
+    std, differs by 1/σ of the event, no more, and for a record that reaches all bounds no less."""
+    sigma, sigma_m, clip, bound, rate = 2.0, 3.0, 1e-3, 1e-2, 1e3
+    optimizer = dp.DPSGD(rate, noise_multiplier=sigma, l2_norm_clip=clip, seed=1)
+    model = private_model(optimizer, released_metrics=released(sigma_m, bound))
+    law = PoissonSampling(2 * ROWS, ROWS)
+    x, y = data()
+
+    def step(rows):
+        if optimizer.built:
+            model.model.set_weights(start)
+            optimizer.iterations.assign(0)
+        logs = model.train_on_batch(x[rows], y[rows], law=law, return_dict=True)
+        weights = np.concatenate([w.ravel() for w in model.get_weights()])
+        values = np.array([logs["released_loss"] / bound, logs["released_accuracy"]])
+        gradient = weights * ROWS / (rate * sigma * clip)
+        return np.concatenate([gradient, values * ROWS / (sigma_m * np.sqrt(2))])
+
+    model.model.build((None, 6))
+    start = model.model.get_weights()
+    right = np.argmax(model.model.predict(x, verbose=0), 1) == y
+    lot = np.arange(ROWS // 2)
+    step(lot)  # builds the optimizer
+    alone, worst = step(lot), 0.0
+    for record in range(ROWS // 2, ROWS, 8):
+        moved = np.linalg.norm(step(np.append(lot, record)) - alone)
+        charged = 1 / optimizer.event(law).event.noise_multiplier
+        assert moved <= charged * 1.01
+        if right[record]:  # its loss and gradient are beyond the bounds, like everyone's
+            worst = max(worst, moved / charged)
+    assert worst > 0.99
+
+
 def test_two_outputs_with_weights_and_the_plain_engine():
     """Every output's metrics under Keras's names; the loss is that of the example, both outputs."""
     inputs = keras.Input((6,))
