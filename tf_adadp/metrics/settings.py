@@ -79,7 +79,7 @@ class ReleasedMetrics:
         if metrics is not None:
             if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
                 raise ValueError(f"metrics={metrics!r}: give a list of names, or None for all.")
-            metrics = tuple(metrics)
+            metrics = tuple(dict.fromkeys(metrics))
             if not metrics and bound is None:
                 raise ValueError(
                     f"metrics={self.metrics!r} with loss_bound=None: nothing to release. Leave "

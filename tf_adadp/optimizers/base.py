@@ -288,7 +288,8 @@ class DPOptimizer:
         """Lets `event` cover metrics of this multiplier (None: none) from now on.
 
         `DPModel.compile` does so for its `released_metrics`, and refuses to go on where another
-        model's `compile` changed it since.
+        model's `compile` changed it since. A subclass that overrides `event` counts them with
+        `SamplingLaw.event_with_metrics`, and says `covers_metrics = True` in its own body.
 
         Raises:
             ValueError: this optimizer's steps are charged by an event that knows of no metrics.
