@@ -33,6 +33,8 @@ _MODULE_OF = {
     "PrivacyCallback": "callbacks",
     "PrivacyLedger": "accounting",
     "PrivacyWarning": "accounting",
+    "RawMetricsWarning": "metrics",
+    "ReleasedMetrics": "metrics",
     "SADPSGD": "optimizers",
     "ShuffledLots": "sampling",
     "TruncatedPoissonLots": "sampling",

@@ -13,6 +13,7 @@ from keras.src.backend import compute_output_spec
 
 from tf_adadp import gradients, replicas, validation, workers
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
+from tf_adadp.metrics import LotMetrics, RawMetricsWarning, ReleasedMetrics
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
 from tf_adadp.sampling import (
@@ -42,6 +43,12 @@ _RESTORED = (
     "`load_weights`, `load_model` or tf.train.Checkpoint(model=<the DPModel>), which keep them "
     "together"
 )
+_NO_LOGS = "no logs"  # what Keras's train function returns may not be empty
+_RAW_METRICS = (
+    "Training loss and metrics in the logs come from raw records, and no ε covers them. "
+    "compile(released_metrics=tf_adadp.ReleasedMetrics(...)) releases them with noise, "
+    "log_raw_metrics=False leaves them out, log_raw_metrics=True says that you know."
+)
 _NO_LEDGER = (
     "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
     "public weights into the plain model, `model.model.load_weights`"
@@ -63,8 +70,8 @@ class DPModel(keras.Model):
     Guarantee: the weights, the optimizer's state and everything computed from them satisfy the
     (ε, δ) that `epsilon(delta)` reports, for the unit and the neighbouring relation of the lots
     (add or remove one record for Poisson lots, one user for `UserLots`). Not covered: training
-    loss and metrics, validation data, the choice of hyper-parameters, the number and timing of
-    lots.
+    loss and metrics but those of `released_metrics`, validation data, the choice of
+    hyper-parameters, the number and timing of lots.
 
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
@@ -106,6 +113,7 @@ class DPModel(keras.Model):
         self._ledger = PrivacyLedger()
         self._ledger_state = _LedgerState(self)
         self._run = _Run()
+        self._warned_of_raw_metrics = False
         if model.built:
             self.built = True
 
@@ -140,6 +148,8 @@ class DPModel(keras.Model):
         steps_per_execution=1,
         jit_compile="auto",
         auto_scale_loss=True,
+        released_metrics=None,
+        log_raw_metrics=None,
     ):
         """Configures training. Arguments as in `keras.Model.compile`, with these differences.
 
@@ -150,11 +160,21 @@ class DPModel(keras.Model):
                 every lot has another number of them.
             auto_scale_loss: has no effect. Keras's dynamic loss scale is a raw statistic; under
                 mixed_float16 one fixed scale is used and undone before clipping.
+            released_metrics: a `ReleasedMetrics`: training loss and metrics get noise, are charged
+                with every step and may be monitored by callbacks. None: none are released.
+            log_raw_metrics: whether the logs of training have loss and metrics of the raw records,
+                which no ε covers. None: only where none are released, and `fit` warns once.
 
         Raises:
-            ValueError: if the optimizer is not private.
+            ValueError: if the optimizer is not private, or cannot cover released metrics.
         """
         _check_optimizer(optimizer)
+        if not (released_metrics is None or isinstance(released_metrics, ReleasedMetrics)):
+            raise ValueError(
+                f"released_metrics={released_metrics!r}: give a tf_adadp.ReleasedMetrics, or None."
+            )
+        if log_raw_metrics not in (True, False, None):
+            raise ValueError(f"log_raw_metrics={log_raw_metrics!r}: give True, False or None.")
         if jit_compile not in (True, False, "auto", None):
             raise ValueError(f'jit_compile={jit_compile!r}: give True, False or "auto".')
         if jit_compile is True and run_eagerly:
@@ -164,6 +184,8 @@ class DPModel(keras.Model):
             )
         validation.check_layers(self.model)
         self._close_uncharged()
+        sigma = None if released_metrics is None else released_metrics.noise_multiplier
+        optimizer.cover_metrics(sigma)
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -176,17 +198,23 @@ class DPModel(keras.Model):
             auto_scale_loss=False,
         )
         self._body_jit_compile = "auto" if jit_compile is None else jit_compile
+        self._released_metrics = released_metrics
+        self._log_raw_metrics = log_raw_metrics
         self._run.reset(
             optimizer,
             {layer: layer.trainable for layer in self._flatten_layers()},
             steps_per_execution,
+            sigma,
         )
 
     def get_compile_config(self):
-        """Keras's compile configuration, with jit_compile as it was given."""
+        """Keras's compile configuration, with the arguments that differ as they were given."""
         config = super().get_compile_config()
         if config is not None:
+            released = self._released_metrics
             config["jit_compile"] = self._body_jit_compile
+            config["released_metrics"] = keras.saving.serialize_keras_object(released)
+            config["log_raw_metrics"] = self._log_raw_metrics
         return config
 
     def compile_from_config(self, config):
@@ -240,7 +268,6 @@ class DPModel(keras.Model):
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
             )
         callbacks = _private_callbacks_first(callbacks)
-        validation.check_callbacks(callbacks)
         if isinstance(x, _LOTS):
             _refuse_with_lots(
                 y=y, batch_size=batch_size, sample_weight=sample_weight, class_weight=class_weight
@@ -260,6 +287,9 @@ class DPModel(keras.Model):
             if validation_batch_size is None:
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
+        validation.check_callbacks(callbacks, self._run.released_names)
+        if self._run.released is not None:
+            self._run.released.set_modes(callbacks)
         validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
         if lots is not x:
             validation.check_tokens(self.model, x)
@@ -279,6 +309,7 @@ class DPModel(keras.Model):
             num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
         )
         dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
+        self._warn_of_raw_metrics()
         with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
@@ -371,6 +402,7 @@ class DPModel(keras.Model):
                 logs = run(iterator)
             if self.optimizer.uncharged_releases > uncharged:
                 self._close_uncharged()
+            logs.pop(_NO_LOGS, None)
             self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
             if not self.optimizer.can_continue(law):
@@ -386,6 +418,8 @@ class DPModel(keras.Model):
         # This runs whenever a graph is traced: what the engine knows of the layers must hold.
         validation.check_layers(self.model)
         run.layer_settings.check_unchanged()
+        if run.released is not None:
+            run.released.begin()
         with tf.GradientTape() as tape:
             regularization = gradients.weight_regularization(self.model)
         regularization_gradients = None
@@ -397,15 +431,22 @@ class DPModel(keras.Model):
             run.engine,
             lot,
             run.expected_size.value(),
-            on_batch=self._update_metrics,
+            on_batch=self._on_batch,
             regularization_gradients=regularization_gradients,
         )
-        count = replicas.all_reduced(tf.reduce_sum(lot[1]))
-        mean_loss = tf.math.divide_no_nan(loss, count)
-        if regularization is not None:
-            mean_loss += regularization
-        self._loss_tracker.update_state(mean_loss, sample_weight=count)
-        return self._for_workers({**self.get_metrics_result(), **optimizer.step_logs()})
+        logs = {}
+        if self._logs_raw_metrics:
+            count = replicas.all_reduced(tf.reduce_sum(lot[1]))
+            mean_loss = tf.math.divide_no_nan(loss, count)
+            if regularization is not None:
+                mean_loss += regularization
+            self._loss_tracker.update_state(mean_loss, sample_weight=count)
+            logs.update(self.get_metrics_result())
+        if run.released is not None:
+            step = optimizer.iterations.value
+            logs.update(run.released.release(run.expected_size.value(), step))
+        logs.update(optimizer.step_logs())
+        return self._for_workers(logs or {_NO_LOGS: tf.zeros([])})
 
     def test_step(self, data):
         """Keras's."""
@@ -416,6 +457,12 @@ class DPModel(keras.Model):
         if workers.num_workers(self.distribute_strategy) == 1:
             return logs
         return {name: tf.expand_dims(value, 0) for name, value in logs.items()}
+
+    def reset_metrics(self):
+        """Starts the means of an epoch anew."""
+        super().reset_metrics()
+        if self._run.released is not None:
+            self._run.released.reset()
 
     def gradient_plan(self):
         """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
@@ -696,6 +743,17 @@ class DPModel(keras.Model):
             augmentation_multiplicity=self.optimizer.augmentation_multiplicity,
             max_rows=self.physical_batch_size,
         )
+        if self._released_metrics is not None:
+            y_spec, y_pred_spec, weight_spec = tf.nest.map_structure(
+                lambda t: None if t is None else tf.TensorSpec((None, *t.shape[1:]), t.dtype),
+                (y, y_pred, sample_weight),
+            )
+            self._run.released = LotMetrics(
+                self._released_metrics,
+                self._compile_metrics,
+                (y_spec, y_pred_spec, weight_spec),
+                self.optimizer.seed,
+            )
         self._run.engine = engine
         self._run.layer_settings = validation.LayerSettings(self.model)
         self._share_ledger()
@@ -737,6 +795,11 @@ class DPModel(keras.Model):
                 f"{self._run.steps_per_execution} to {self.steps_per_execution}, and the traced "
                 "graph takes the old number. Call compile with the new one."
             )
+        if self.optimizer.metrics_noise_multiplier != self._run.metrics_noise_multiplier:
+            raise ValueError(
+                "The optimizer was compiled with other released_metrics since, by another DPModel, "
+                "and would charge for those. Call compile again."
+            )
 
     def _check_iterations(self):
         """Fails closed where the optimizer's steps changed and no step was made or loaded."""
@@ -770,6 +833,25 @@ class DPModel(keras.Model):
         ledger = self.ledger
         for variable in self.trainable_variables:
             variable._tf_adadp_ledger = ledger
+
+    @property
+    def _logs_raw_metrics(self):
+        asked = self._log_raw_metrics
+        return self._released_metrics is None if asked is None else asked
+
+    def _warn_of_raw_metrics(self):
+        """Once per model, where raw metrics are logged and nobody said so."""
+        if self._log_raw_metrics is None and self._logs_raw_metrics:
+            if not self._warned_of_raw_metrics:
+                warnings.warn(_RAW_METRICS, RawMetricsWarning, stacklevel=3)
+            self._warned_of_raw_metrics = True
+
+    def _on_batch(self, *batch):
+        """What engines call with every physical batch; see their `clipped_sum`."""
+        if self._logs_raw_metrics:
+            self._update_metrics(*batch)
+        if self._run.released is not None:
+            self._run.released.add(*batch)
 
     def _update_metrics(self, y, y_pred, sample_weight, mask, losses):
         """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
@@ -808,6 +890,8 @@ class _Run:
         self.optimizer = None
         self.trainable_state = {}
         self.steps_per_execution = None
+        self.metrics_noise_multiplier = None
+        self.released = None  # a LotMetrics
         self.expected_size = None
         self.law = None
         self.iterator = None
@@ -820,9 +904,16 @@ class _Run:
         self.met = None
         self._warned = False
 
-    def reset(self, optimizer, trainable_state, steps_per_execution):
+    @property
+    def released_names(self):
+        """The names of released metrics in the logs."""
+        return () if self.released is None else self.released.names
+
+    def reset(self, optimizer, trainable_state, steps_per_execution, metrics_noise_multiplier):
         """After compile: another optimizer, another loss."""
         self.engine = None
+        self.released = None
+        self.metrics_noise_multiplier = metrics_noise_multiplier
         self.met = None
         self.optimizer = optimizer
         self.trainable_state = trainable_state

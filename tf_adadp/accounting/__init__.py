@@ -8,6 +8,7 @@ on any machine.
     step on such a lot.
   * `epsilon`, `delta`, `calibrate_noise_multiplier`, `calibrate_sampling_probability`,
     `max_steps`, `split_budget`: plan training by Poisson lots.
+  * `joint_noise_multiplier`: several Gaussian releases from one lot, as one.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
   * `privacy_curve`: δ(ε) of a ledger as a matplotlib figure.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
@@ -37,6 +38,7 @@ from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.events import decode_event, encode_event
 from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
 from tf_adadp.accounting.gaussian_dp import clt_epsilon, clt_mu
+from tf_adadp.accounting.joint import joint_noise_multiplier
 from tf_adadp.accounting.laws import (
     FixedSizeSampling,
     PoissonSampling,
@@ -84,6 +86,7 @@ __all__ = [
     "delta",
     "encode_event",
     "epsilon",
+    "joint_noise_multiplier",
     "max_steps",
     "privacy_curve",
     "rdp_theorem1",

@@ -30,40 +30,57 @@ class ExampleGraph:
             return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
 
         self._graph = one_example.get_concrete_function(*example, seeds).graph
-        graph = self._graph.as_graph_def()
-        functions = (node for f in graph.library.function for node in f.node_def)
-        self._nodes = [*graph.node, *functions]
 
     def check(self):
         """Raises ValueError for the first of `problems`."""
         raise_first(self.problems())
 
     def problems(self):
-        """Yields a `Problem` for whatever writes a `tf.Variable`, calls Python or reads a stranger.
-
-        What Keras variables are told inside the map is dropped; a `tf.Variable`, a table or a
-        Python function would keep a raw statistic and feed it to later lots.
-        """
-        for node in self._nodes:
-            if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
-                yield Problem(
-                    f"The operation {node.name!r} ({node.op}) in a layer or in the loss",
-                    "keeps state or calls Python: in training it would hold raw data and feed it "
-                    "to later lots",
-                    "Keep state in Keras variables (`add_weight`), whose updates are dropped, or "
-                    "drop it.",
-                )
-        known = {id(c) for v in self._model.variables for c in replicas.copies(v.value)}
-        for variable in self._graph.variables:
-            if variable.dtype.is_floating and id(variable) not in known:
-                yield Problem(
-                    "The loss or a layer",
-                    f"reads the variable {variable.name!r}, which is not the model's: who else "
-                    "writes to it (a metric, an evaluation on training data) would feed raw data "
-                    "to later lots",
-                    "Use a constant.",
-                )
+        """The `state_problems` of layers and loss."""
+        return state_problems(self._graph, "a layer or the loss", self._model.variables)
 
     def control_flow(self):
         """The name of a loop or a branch in it, or None."""
-        return next((node.name for node in self._nodes if node.op in _CONTROL_FLOW), None)
+        return next((node.name for node in _nodes(self._graph) if node.op in _CONTROL_FLOW), None)
+
+
+def state_problems(traced, whose, known_variables=()):
+    """Yields a `Problem` for whatever writes a `tf.Variable`, calls Python or reads a stranger.
+
+    What Keras variables are told inside a map over examples is dropped; a `tf.Variable`, a table or
+    a Python function would keep a raw statistic and feed it to later lots.
+
+    Args:
+        traced: a `FuncGraph`.
+        whose: who made it, for the message.
+        known_variables: Keras variables that it may read.
+    """
+    for node in _nodes(traced):
+        if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
+            yield Problem(
+                f"The operation {node.name!r} ({node.op}) in {whose}",
+                "keeps state or calls Python: in training it would hold raw data and feed it to "
+                "later lots",
+                "Keep state in Keras variables (`add_weight`), whose updates are dropped, or drop "
+                "it.",
+            )
+    known = {id(c) for v in known_variables for c in replicas.copies(v.value)}
+    for variable in traced.variables:
+        if variable.dtype.is_floating and id(variable) not in known:
+            yield Problem(
+                f"{whose[0].upper()}{whose[1:]}",
+                f"reads the variable {variable.name!r}, which is not the model's: who else writes "
+                "to it (a metric, an evaluation on training data) would feed raw data to later "
+                "lots",
+                "Use a constant.",
+            )
+
+
+def refuse_state(traced, whose, known_variables=()):
+    """Raises ValueError for the first of `state_problems`."""
+    raise_first(state_problems(traced, whose, known_variables))
+
+
+def _nodes(traced):
+    graph = traced.as_graph_def()
+    return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]

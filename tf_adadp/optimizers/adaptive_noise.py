@@ -46,6 +46,8 @@ class AdaptiveNoise(DPOptimizer):
         **kwargs: see `DPOptimizer`; l2_norm_clip is one number here.
     """
 
+    covers_metrics = True
+
     def __init__(
         self,
         *,

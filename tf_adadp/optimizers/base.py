@@ -45,6 +45,7 @@ _READ_ONLY = {
     "rejection_threshold",
     "energy_batch_size",
 }
+_CHARGED = ("event", "record", "charge", "private_step")  # see `covers_metrics`
 OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 
@@ -100,6 +101,9 @@ class DPOptimizer:
     _read_only = frozenset(_READ_ONLY)
     moves_every_step = True  # False where a step may leave the weights as they were
     distributable = True  # False where branches hold what replicas do together
+    # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
+    # its event covers them, and its step shows every example to `on_batch` once. Not inherited.
+    covers_metrics = True
     event_varies = False  # True where the coming step's event depends on what was released
 
     def __init__(
@@ -162,6 +166,7 @@ class DPOptimizer:
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed)
         self._charged_releases = 0
+        self._metrics_noise_multiplier = None
         self._build_failed = False
 
     def __init_subclass__(cls, **kwargs):
@@ -182,7 +187,8 @@ class DPOptimizer:
     @property
     def ledger_origin(self):
         """Who released, in the entries of a ledger."""
-        return type(self).__name__
+        with_metrics = "" if self._metrics_noise_multiplier is None else ", with released metrics"
+        return type(self).__name__ + with_metrics
 
     def __setattr__(self, name, value):
         if name in self._read_only and hasattr(self, name):
@@ -264,7 +270,43 @@ class DPOptimizer:
 
         Of a whole pass, where the law pays by the pass; `law.charges` spreads it over steps.
         """
-        return law.event(self.noise_multiplier, microbatched=self.microbatch_size > 1)
+        return self._sum_event(law, self.noise_multiplier)
+
+    def _sum_event(self, law, noise_multiplier):
+        """The event of one noisy clipped sum, and of the metrics that are released beside it."""
+        microbatched = self.microbatch_size > 1
+        if self._metrics_noise_multiplier is None:
+            return law.event(noise_multiplier, microbatched=microbatched)
+        return law.event_with_metrics(
+            noise_multiplier, self._metrics_noise_multiplier, microbatched=microbatched
+        )
+
+    @property
+    def metrics_noise_multiplier(self):
+        """σ_m of metrics that every step releases from its lot and `event` covers; None: none."""
+        return self._metrics_noise_multiplier
+
+    def cover_metrics(self, noise_multiplier):
+        """Lets `event` cover metrics of this multiplier (None: none) from now on.
+
+        `DPModel.compile` does so for its `released_metrics`, and refuses to go on where another
+        model's `compile` changed it since. A subclass that overrides `event` counts them with
+        `SamplingLaw.event_with_metrics`, and says `covers_metrics = True` in its own body.
+
+        Raises:
+            ValueError: this optimizer's steps are charged by an event that knows of no metrics.
+        """
+        if noise_multiplier is not None:
+            for name in _CHARGED:
+                owner = next(c for c in type(self).__mro__ if name in vars(c))
+                if not vars(owner).get("covers_metrics", False):
+                    raise ValueError(
+                        f"released_metrics with {type(self).__name__}: {owner.__name__}.{name} "
+                        "charges or makes its steps by itself, and knows of no other release from "
+                        "the same lot. Leave released_metrics out (log_raw_metrics=False keeps raw "
+                        "ones out of the logs), or take another optimizer."
+                    )
+        self._metrics_noise_multiplier = noise_multiplier
 
     def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
         """Writes `steps` releases on lots drawn by `law` into a ledger, before they are made.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp import noise
+from tf_adadp.accounting import joint_noise_multiplier
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.checks import check_choice, check_number
 from tf_adadp.optimizers.priors.base import normalized
@@ -68,6 +69,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             shapes of the variables.
     """
 
+    covers_metrics = True
     _default_exponent = 1 / 3
 
     def __init__(
@@ -268,8 +270,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             return dp_accounting.NonPrivateDpEvent()
         if self.directions != "budgeted" or self.noise_multiplier == 0:
             return super().event(law)
-        both = 1.0 / math.hypot(1.0 / self.noise_multiplier, 1.0 / self.direction_noise_multiplier)
-        return law.event(both, microbatched=self.microbatch_size > 1)
+        both = joint_noise_multiplier(self.noise_multiplier, self.direction_noise_multiplier)
+        return self._sum_event(law, both)
 
     def get_config(self):
         """The arguments of the constructor."""

@@ -96,6 +96,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
     """
 
     distributable = False
+    covers_metrics = True
     moves_every_step = False  # a rejection is no sign that nothing can be trained
 
     def __init__(

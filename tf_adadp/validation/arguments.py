@@ -7,9 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.metrics import PREFIX
 from tf_adadp.problems import Problem, raise_first
 
-_STEERED = "Training metrics are raw statistics that no ε covers. Monitor a validation metric, {}."
+_STEERED = (
+    "Raw training metrics are statistics that no ε covers. Monitor a validation metric, e.g. "
+    "monitor='val_{}', or a released one, {}."
+)
 
 
 def check_trainable_state(trainable_state):
@@ -26,8 +30,13 @@ def check_trainable_state(trainable_state):
             )
 
 
-def check_callbacks(callbacks):
-    """Refuses callbacks that let a raw training statistic steer the training."""
+def check_callbacks(callbacks, released=()):
+    """Refuses callbacks that let a raw training statistic steer the training.
+
+    Args:
+        callbacks: a list.
+        released: names in the logs that were released with noise.
+    """
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
@@ -40,10 +49,18 @@ def check_callbacks(callbacks):
             continue
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
             continue
-        if not monitor.startswith(("val_", "epsilon_at_")) and monitor != "epsilon":
+        if not monitor.startswith(("val_", "epsilon_at_")) and monitor not in (
+            "epsilon",
+            *released,
+        ):
+            way_out = (
+                f"one of {', '.join(released)}"
+                if released
+                else ("which compile(released_metrics=...) puts into the logs")
+            )
             raise ValueError(
                 f"{name}(monitor={monitor!r}) steers training by a training metric. "
-                + _STEERED.format(f"e.g. monitor='val_{monitor}'")
+                + _STEERED.format(monitor.removeprefix(PREFIX), way_out)
             )
 
 
@@ -88,10 +105,11 @@ def check_labels(y):
 def check_metric_names(names):
     """Refuses names by which a training metric would pass for a released or validation one."""
     for name in names:
-        if name.startswith(("val_", "epsilon_at_")) or name == "epsilon":
+        if name.startswith(("val_", "epsilon_at_", PREFIX)) or name == "epsilon":
             raise ValueError(
                 f"The metric name {name!r} is taken: `val_*` are validation metrics, `epsilon` and "
-                "`epsilon_at_*` the privacy cost. Rename the metric."
+                f"`epsilon_at_*` the privacy cost, `{PREFIX}*` metrics with noise. Rename the "
+                "metric."
             )
 
 

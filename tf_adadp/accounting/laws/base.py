@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import dp_accounting
 
 from tf_adadp.accounting import _checks
+from tf_adadp.accounting.joint import joint_noise_multiplier
 
 
 class SamplingLaw(abc.ABC):
@@ -68,6 +69,39 @@ class SamplingLaw(abc.ABC):
         Raises:
           ValueError: noise_multiplier is negative or not finite.
         """
+
+    def event_with_metrics(
+        self,
+        noise_multiplier: float,
+        metrics_noise_multiplier: float,
+        microbatched: bool = False,
+    ) -> dp_accounting.DpEvent:
+        """Returns the event of ONE step that releases metrics of the same lot as well.
+
+        The metrics are the sum over the records of the lot of vectors in a box Π [0, b_i], with
+        Gaussian noise of standard deviation σ_m‖b‖₂ in every coordinate.
+
+        Guarantee: both sums, over the standard deviations of their noise, are one vector with noise
+        N(0, I), released once from one lot: one Gaussian mechanism under this law's sampling. A
+        record that is added moves the parts by 1/σ* and 1/σ_m. Where a record is REPLACED, by the
+        law's relation, or turns the vector of a microbatch into another, the first part moves by
+        2/σ*, and the second still by 1/σ_m: two points of a box are no further apart than its
+        diagonal. With up to k records of a user both count k times; where a cut lot loses another
+        record for one that is added, both are taken to move twice as far. So this is `event` with
+        the multiplier (σ*⁻² + (cσ_m)⁻²)^(−1/2), c = 2 where the law counts the clipped vectors
+        twice, by relation or by microbatches, and 1 otherwise.
+
+        Args:
+          noise_multiplier, microbatched: as in `event`.
+          metrics_noise_multiplier: σ_m ≥ 0.
+
+        Raises:
+          ValueError: as `event`.
+        """
+        replaced = self.neighboring_relation is dp_accounting.NeighboringRelation.REPLACE_ONE
+        counted = 2 if microbatched or replaced else 1
+        joint = joint_noise_multiplier(noise_multiplier, counted * metrics_noise_multiplier)
+        return self.event(joint, microbatched)
 
     def charges(
         self, event: dp_accounting.DpEvent, steps: int, position: int = 0

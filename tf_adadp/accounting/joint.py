@@ -1,0 +1,29 @@
+"""Several Gaussian releases from the same records, as one."""
+
+import math
+
+from tf_adadp.accounting import _checks
+
+
+def joint_noise_multiplier(*noise_multipliers: float) -> float:
+    """Returns (Σ σ_i⁻²)^(−1/2), the noise multiplier of all the releases together.
+
+    Sums of noise multipliers σ_i, each divided by the standard deviation of its noise, are one
+    vector with noise N(0, I), which a record moves by at most (Σ σ_i⁻²)^(1/2): one Gaussian
+    mechanism, also where an earlier sum decides what the next one is (Dong, Roth and Su, "Gaussian
+    Differential Privacy", arXiv:1905.02383, Corollary 3.3). From the same LOT they share its
+    sampling: two releases from a Poisson lot are one PoissonSampled(q, Gaussian(σ)) of this σ, and
+    not the composition of two.
+
+    Args:
+      *noise_multipliers: at least one number ≥ 0. A release without noise makes it 0.
+
+    Raises:
+      ValueError: there is none, or one is negative or not finite.
+    """
+    if not noise_multipliers:
+        raise ValueError("noise_multipliers must hold at least one number.")
+    multipliers = [_checks.noise_multiplier(value) for value in noise_multipliers]
+    if 0 in multipliers:
+        return 0.0
+    return 1.0 / math.hypot(*(1.0 / value for value in multipliers))
