@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp import clipping, noise
-from tf_adadp.optimizers.checks import check_integer, check_number
+from tf_adadp.optimizers.checks import check_bool, check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {
@@ -21,6 +21,7 @@ _READ_ONLY = {
     "augmentation_multiplicity",
     "seed",
     "allow_no_noise",
+    "secure_noise",
     "clipping",
     "prior",
     "warmup_steps",
@@ -90,6 +91,9 @@ class DPOptimizer:
         seed: for tests only: makes noise, sampling and dropout reproducible. Whoever knows it can
             subtract the noise; every report then says "reproducible noise".
         allow_no_noise: see noise_multiplier.
+        secure_noise: whether sums and noise are rounded to one grid before they are added, a
+            defence against attacks on floating-point bits, at about three times the cost of the
+            noise; `tf_adadp.noise` says what it defends against and what not.
         **keras_arguments: those of the Keras optimizer (learning_rate, weight_decay, use_ema, …).
             `gradient_accumulation_steps` and `loss_scale_factor` are refused.
 
@@ -111,6 +115,7 @@ class DPOptimizer:
         augmentation_multiplicity=1,
         seed=None,
         allow_no_noise=False,
+        secure_noise=False,
         **keras_arguments,
     ):
         _check_noise_multiplier(noise_multiplier, allow_no_noise)
@@ -149,6 +154,7 @@ class DPOptimizer:
         self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
         self.allow_no_noise = bool(allow_no_noise)
+        self.secure_noise = check_bool("secure_noise", secure_noise)
         clip = self._check_clip(l2_norm_clip)
         # No dict, which could be changed in place.
         self._l2_norm_clip = tuple(clip.items()) if isinstance(clip, dict) else clip
@@ -316,7 +322,7 @@ class DPOptimizer:
         step = self._example_key.next_step()
         if self.seed is not None:
             step = tf.cast(self.iterations.value, tf.int64)
-        return self._example_key.key + tf.stack([tf.zeros([], tf.int64), step])
+        return noise.stream(self._example_key.key, step, 0)
 
     @property
     def uncharged_releases(self):
@@ -426,17 +432,24 @@ class DPOptimizer:
             expected_lot_size = self.num_slots(expected_lot_size)
         return tf.cast(expected_lot_size, tf.float32)
 
-    def _with_noise(self, sums, stddevs, expected_lot_size, step):
-        """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key."""
-        divisor = self._divisor(expected_lot_size)
-        released = [s / divisor for s in sums]
-        stddevs = [std / divisor for std in stddevs]
+    def _with_noise(self, sums, stddevs, expected_lot_size, step, noise_multiplier=None):
+        """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key.
+
+        noise_multiplier: that of these stddevs, where it is another than the optimizer's.
+        """
+        if noise_multiplier is None:
+            noise_multiplier = self.noise_multiplier
         if self.noise_multiplier > 0:
-            released = [
-                g + noise.gaussian(self._noise_key.key, step, i, g.shape, std)
-                for i, (g, std) in enumerate(zip(released, stddevs, strict=True))
-            ]
-        return released, stddevs
+            sums, stddevs = noise.add_gaussian(
+                sums,
+                stddevs,
+                self._noise_key.key,
+                step,
+                noise_multiplier=noise_multiplier,
+                secure=self.secure_noise,
+            )
+        divisor = self._divisor(expected_lot_size)
+        return [s / divisor for s in sums], [std / divisor for std in stddevs]
 
     def _observe(self, released, stddevs):
         """Hook: updates the state of K from a released vector and its noise's std."""
@@ -488,6 +501,7 @@ class DPOptimizer:
             augmentation_multiplicity=self.augmentation_multiplicity,
             seed=self.seed,
             allow_no_noise=self.allow_no_noise,
+            secure_noise=self.secure_noise,
         )
         return config
 
