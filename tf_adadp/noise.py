@@ -260,6 +260,19 @@ class SecretKey:
             self.__key.assign(new_key())
             self.__process = _process.token()
 
+    def hand_over(self):
+        """(key, releases) as numbers, for the private state file; and goes on under a new key."""
+        self.check_process()
+        state = [int(word) for word in self.__key.numpy()], self.releases
+        self.renew()
+        return state
+
+    def take_over(self, key, releases):
+        """Goes on under a key that `hand_over` gave, after as many releases."""
+        self.check_process()
+        self.__key.assign(key)
+        self.__releases.assign(releases)
+
     def __repr__(self):
         return f"SecretKey(reproducible={self.reproducible})"
 

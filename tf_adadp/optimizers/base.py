@@ -6,9 +6,10 @@ import math
 import numbers
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_adadp import clipping, noise
+from tf_adadp import __version__, clipping, noise
 from tf_adadp.optimizers.checks import check_bool, check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
@@ -483,10 +484,53 @@ class DPOptimizer:
         return super().update_step(gradient, variable, learning_rate)
 
     def load_own_variables(self, store):
-        """Restores the public state; noise and examples' randomness go on under new keys."""
+        """Restores the public state; noise and examples' randomness go on under new keys.
+
+        Raises:
+            ValueError: the stored variables are not those of this optimizer. None is changed.
+        """
+        self._check_stored(store)
         super().load_own_variables(store)
         self._noise_key.renew()
         self._example_key.renew()
+
+    def _check_stored(self, store):
+        """Refuses the state of another optimizer, which Keras would pass by with a warning."""
+        stored = len(store.keys())
+        if not self.built or not stored:
+            return  # nothing to compare; Keras says that it restores nothing
+        mine = [tuple(v.shape) for v in self.variables]
+        names = [str(i) for i in range(stored)]
+        theirs = [tuple(np.shape(store[name])) for name in names if name in set(store.keys())]
+        if mine != theirs:
+            differs = next(
+                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+                min(len(mine), len(theirs)),
+            )
+            raise ValueError(
+                f"the file holds {stored} variables of an optimizer, this {type(self).__name__} "
+                f"has {len(mine)}, and they differ from number {differs} on: it was saved by "
+                "another optimizer, by one of other arguments or weights, or by another version of "
+                "tf_adadp. Make the optimizer that was saved (`load_model` does); or start its "
+                "state anew with `load_weights(path, skip_mismatch=True)`, which keeps the ledger."
+            )
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` described. Arguments it does not have get defaults.
+
+        Raises:
+            ValueError: on a configuration that this version cannot honour, as a whole.
+        """
+        try:
+            return super().from_config(config, custom_objects)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"tf_adadp {__version__} can make no {cls.__name__} of this configuration: {error} "
+                "It was written by another version, or edited; leaving a part of it out might "
+                "change what is private. Load it with the version that saved it; or make the "
+                "optimizer anew, and load the weights with their ledger by `load_weights`."
+            ) from error
 
     def get_config(self):
         """The arguments of the constructor. The noise key is no part of it."""
