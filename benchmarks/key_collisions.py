@@ -73,7 +73,8 @@ def optimizer(method, energy_data):
         private = {"energy_noise_multiplier": 1.0, "energy_clip": 1.0}
         return dp.SADPSGD(noise_multiplier=1.0, energy_data=energy_data, **private)
     if method == "agd":
-        return dp.AGD(total_epsilon=1e4, total_delta=1e-4)
+        # A budget that lasts: it grows little where a measurement is repeated.
+        return dp.AGD(total_epsilon=1e4, total_delta=1e-4, splits=10**5, budget_growth=1e-4)
     return dp.ADADP(noise_multiplier=1.0)
 
 

@@ -26,7 +26,7 @@ yet?"). And a number made of few random bits can be searched for those that led 
   lead to every grid point, and the tails end at 9.4 standard deviations in place of 6.7 (the ideal
   noise puts less than 10⁻¹³ beyond that in 10⁶ coordinates). The mean of four float draws (Holohan
   and Braghin 2021, "Secure random sampling in differential privacy"), as other toolkits have it,
-  would make the search hopeless too, cost more, and still show the last bits of x.
+  would make the search hopeless too, cost as much, and still show the last bits of x.
 
 **What it does not defend against.** An attack on the generator: Philox-4x32-10 is a fast one and no
 cipher; whoever knows many of the noise's numbers and can work out its key has all the others. The

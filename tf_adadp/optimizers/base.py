@@ -93,7 +93,7 @@ class DPOptimizer:
             subtract the noise; every report then says "reproducible noise".
         allow_no_noise: see noise_multiplier.
         secure_noise: whether sums and noise are rounded to one grid before they are added, a
-            defence against attacks on floating-point bits, at about three times the cost of the
+            defence against attacks on floating-point bits, at three to four times the cost of the
             noise; `tf_adadp.noise` says what it defends against and what not.
         **keras_arguments: those of the Keras optimizer (learning_rate, weight_decay, use_ema, …).
             `gradient_accumulation_steps` and `loss_scale_factor` are refused.
