@@ -108,6 +108,131 @@ def test_words_wrap_around():
     assert _p_value(_draw(key=largest, step=5, index=9)) > FALSE_ALARM
 
 
+# --- secure noise ---------------------------------------------------------------------------------
+
+
+def _released(value, stddev, noise_multiplier=1.0, step=3, key=KEY, jit=False):
+    """One array with secure noise; and the noise's standard deviation."""
+
+    def run():
+        values, stddevs = [tf.constant(value)], [tf.constant(stddev)]
+        arguments = {"noise_multiplier": noise_multiplier, "secure": True}
+        return noise.add_gaussian(values, stddevs, key, tf.constant(step, tf.int64), **arguments)
+
+    (released,), (actual,) = tf.function(run, jit_compile=jit)()
+    return released.numpy(), actual.numpy()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_secure_noise_has_the_standard_deviation_it_states(jit):
+    stddev = np.float32(2.5)
+    released, actual = _released(np.zeros((200, 300), np.float32), stddev, 4.0, jit=jit)
+    assert actual == pytest.approx(2.5 * (1 + 4.0 * 2**-24 * np.sqrt(60_000)), rel=1e-6)
+    assert _p_value(released, actual) > FALSE_ALARM
+    assert _p_value(released, 0.67 * actual) < 1e-50
+    assert _p_value(released, 1.5 * actual) < 1e-50
+    # Five standard errors of a normal sample's kurtosis, √(24/n): a false alarm in 1.7 million.
+    assert abs(scipy.stats.kurtosis(released.ravel())) < 5 * np.sqrt(24 / released.size)
+    next_step, _ = _released(np.zeros((200, 300), np.float32), stddev, step=4)
+    others = [released[1:], released[:, 1:], next_step]
+    for one, other in zip((released[:-1], released[:, :-1], released), others, strict=True):
+        correlation = np.corrcoef(one.ravel(), other.ravel())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(one.size)
+
+
+def test_secure_noise_per_coordinate():
+    stddev = np.geomspace(1e-20, 1e10, 40).astype(np.float32)
+    released, actual = _released(np.zeros((2000, 40), np.float32), stddev)
+    assert min(_p_value(released[:, i], actual[i]) for i in range(40)) > FALSE_ALARM
+
+
+def test_tails_of_64_bit_radii(monkeypatch):
+    """Bits of 0, the rarest, end at 9.4 standard deviations in float64 and 6.7 in float32."""
+    monkeypatch.setattr(
+        tf.random, "stateless_uniform", lambda shape, dtype, **_: tf.zeros(shape, dtype)
+    )
+    ends = [
+        noise.gaussian(KEY, 1, 0, (1,), 1.0, dtype).numpy()[0] for dtype in ("float32", "float64")
+    ]
+    assert ends == pytest.approx([6.76, 9.49], abs=0.01)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_secure_release_is_a_multiple_of_the_grid_whatever_the_sum_was(jit):
+    """The low bits of a sum, which float noise shows where it all but cancels, are gone."""
+    stddev = np.float32(0.75)
+    step_size = 2.0**-1 * 2.0**-24
+    sums = np.linspace(-3, 3, 4001).astype(np.float32)  # with bits below the grid
+    assert np.any(sums.astype(np.float64) % step_size)
+    released, _ = _released(sums.astype(np.float64), stddev, jit=jit)
+    assert not np.any(released % step_size)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_last_bit_of_a_sum_shows_in_float_noise_alone(secure):
+    """Where noise of a coarser binade meets the sum, the release ends in the sum's own last bit."""
+    last = 2.0**-26  # of floats in [1/8, 1/4)
+    parities = []
+    for sum_in_lasts in (13_421_773, 13_421_772):
+        value = tf.fill([100_000], np.float32(sum_in_lasts * last))
+        (released,), _ = noise.add_gaussian(
+            [value], [1.0], KEY, 3, noise_multiplier=1.0, secure=secure
+        )
+        there = released.numpy()[(released > -0.24) & (released < -0.06)].astype(np.float64)
+        assert len(there) > 5000
+        parities.append(set(there / last % 2))
+    assert parities == ([{0.0}, {0.0}] if secure else [{1.0}, {0.0}])
+
+
+def test_secure_noise_is_added_exactly_and_apart_from_the_sum():
+    """release(x) − release(0) is x rounded to the grid, to the last bit: float64 shows it."""
+    rng = np.random.default_rng(0)
+    sums = rng.normal(size=5000) * np.geomspace(1e-9, 1e7, 5000)
+    with_sum, _ = _released(sums, np.float32(1.5))
+    alone, _ = _released(np.zeros(5000), np.float32(1.5))
+    np.testing.assert_array_equal(with_sum - alone, np.round(sums * 2.0**24) / 2.0**24)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 8.0, 300.0])
+def test_the_sensitivity_of_rounded_sums_is_paid_for(noise_multiplier):
+    """Neighbours at the worst place for rounding: every coordinate moves by one grid step more."""
+    size = 10_000
+    stddev = noise_multiplier * np.float32(1.0)  # of a sum with sensitivity 1
+    step_size = 2.0 ** np.floor(np.log2(stddev)) * 2.0**-24
+    # u has norm 1 and each of its coordinates is rounded up by nearly a whole step.
+    low = np.full(size, 0.499) * step_size
+    high = low + 1 / np.sqrt(size)
+    high += (0.501 - (high / step_size) % 1.0) % 1.0 * step_size  # ends just above a tie
+    assert np.linalg.norm(high - low) == pytest.approx(1.0, rel=1e-3)
+    moved, actual = _released(high, stddev, noise_multiplier)
+    stayed, _ = _released(low, stddev, noise_multiplier)
+    ratio = np.linalg.norm(moved - stayed) / float(actual)
+    bound = np.linalg.norm(high - low) / (noise_multiplier * np.linalg.norm(high - low))
+    assert np.linalg.norm(moved - stayed) > np.linalg.norm(high - low)  # rounding did move it
+    assert ratio <= bound * np.linalg.norm(high - low)
+
+
+def test_secure_noise_where_there_is_nothing_to_hide_or_too_much():
+    stddev = np.array([0.0, 1.0, 1.0, 1e-30], np.float32)
+    released, _ = _released(np.array([5.0, 3e38, -3e38, 0.0], np.float32), stddev)
+    assert released[0] == 0.0
+    assert np.all(np.abs(released[1:3]) == 2.0**28)  # cut to a public bound, on both sides
+    assert 0 < np.abs(released[3]) < 1e-28
+
+
+def test_secure_noise_is_the_same_in_graphs_and_differs_between_steps():
+    value = np.linspace(-1, 1, 500).astype(np.float32)
+    eager = noise.add_gaussian(
+        [tf.constant(value)], [1.0], KEY, 3, noise_multiplier=1.0, secure=True
+    )[0][0]
+    again, other = (
+        _released(value, np.float32(1.0))[0],
+        _released(value, np.float32(1.0), step=4)[0],
+    )
+    np.testing.assert_array_equal(eager, again)
+    assert np.mean(again == other) < 0.01
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, replicas, validation, workers
+from tf_adadp import gradients, private_state, replicas, saving, validation, workers
 from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.metrics import LotMetrics, RawMetricsWarning, ReleasedMetrics
 from tf_adadp.optimizers import DPOptimizer
@@ -296,8 +296,11 @@ class DPModel(keras.Model):
         law = lots.law
         if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
             law = dataclasses.replace(law, declared=True)
+        if self._run.resumed_lots is not None:
+            private_state.resume_lots(lots, self._run.resumed_lots)
+            self._run.resumed_lots = None
         self.optimizer.begin(law, lots, self.steps_per_execution)
-        self._run.start(law, lots.expected_size, lots.seed is not None)
+        self._run.start(law, lots.expected_size, lots.seed is not None, lots)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
             _check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
@@ -598,8 +601,30 @@ class DPModel(keras.Model):
             )
         super().set_weights(weights)
 
+    def save(self, filepath, overwrite=True, zipped=None, **kwargs):
+        """Saves as Keras does; a local file is replaced whole, see `tf_adadp.saving`."""
+        with saving.whole_file(filepath, overwrite, zipped is not False) as path:
+            super().save(path, overwrite=overwrite, zipped=zipped, **kwargs)
+
+    def save_weights(self, filepath, overwrite=True, max_shard_size=None):
+        """Saves weights, optimizer state and ledger as Keras does; a local file is replaced whole.
+
+        So `ModelCheckpoint` and `BackupAndRestore` leave the last file or the new one, and no half
+        one, wherever they are killed.
+        """
+        with saving.whole_file(filepath, overwrite, max_shard_size is None) as path:
+            super().save_weights(path, overwrite=overwrite, max_shard_size=max_shard_size)
+
     def load_weights(self, filepath, **kwargs):
-        """Loads weights with their ledger; without one, `epsilon` refuses from then on."""
+        """Loads weights with their ledger; without one, `epsilon` refuses from then on.
+
+        Raises:
+            OSError: the file is missing or damaged. Nothing was loaded, or changed, then.
+            ValueError: the file is about other weights, or another optimizer, than this model's.
+        """
+        saving.check_whole(filepath)
+        if self.compiled and self.model.built and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)  # or its state would be passed by
         self._run.ledger_loaded = False
         try:
             super().load_weights(filepath, **kwargs)
@@ -634,6 +659,54 @@ class DPModel(keras.Model):
             self._run.ledger_loaded = True
             self.ledger.mark_unknown(f"the ledger of the loaded weights is damaged: {error}")
             raise
+
+    def save_private_state(self, path):
+        """Moves the noise and lot keys of this run into a file, for one continuation of it.
+
+        With weights, optimizer state and ledger saved at the same time, the run that loads all of
+        it goes on bit by bit as this one would have (on the same machine and libraries). Without
+        it, a resumed run draws new noise and new lots, which costs nothing and hides more: use it
+        where a run must be reproduced, not to survive crashes.
+
+        The file is as secret as the data: who reads it can subtract the noise of past releases, and
+        tell their lots. It is made with mode 0600. This model goes on under NEW keys, so that no
+        noise is drawn twice; see `load_private_state`.
+
+        Args:
+            path: a file that does not exist. Save the weights apart from it, in the same state.
+
+        Raises:
+            FileExistsError: path exists; links are not followed. No key was changed.
+            RuntimeError: while `fit` runs, whose lots are drawn ahead.
+            ValueError: not compiled or trained; seeded, which needs no such file; or a release was
+                not charged.
+            OSError: the file cannot be written, or this system has no file modes (Windows).
+        """
+        self._refuse_nested("save_private_state")
+        self._assert_compile_called("save_private_state")
+        private_state.save(self, self._run.lots, path)
+
+    def load_private_state(self, path):
+        """Takes up the keys that `save_private_state` wrote, and deletes the file.
+
+        Load the weights first. The next `fit` continues the lots: give it the data, and sampling
+        arguments, of the run that was saved. The file can be loaded ONCE, it is gone, durably,
+        before any key is taken up: two runs under one set of keys would draw the same noise, and
+        their releases together would show what it hid. Nothing can keep a COPY of the file, of
+        whatever kind (a backup, a snapshot of the disk or the machine, `cp`), from being loaded as
+        well. Do not make one; keep the file out of what is backed up.
+
+        Raises:
+            FileNotFoundError: there is no such file; it may have been loaded before.
+            RuntimeError: while `fit` runs.
+            ValueError: the file was altered, can be read by others, is a link, or is about another
+                optimizer, number of steps or ledger than this model has. It is left as it was.
+        """
+        self._refuse_nested("load_private_state")
+        self._assert_compile_called("load_private_state")
+        self._run.resumed_lots = private_state.load(self, path)
+        self._run.lots = None
+        self._run.meet(self.optimizer)
 
     def get_config(self):
         """The arguments of the constructor."""
@@ -897,6 +970,8 @@ class _Run:
         self.iterator = None
         self.share = None  # makes a lot of what a replica is given
         self.position = 0  # how many lots of the iterator were charged
+        self.lots = None  # a `private_state.LotsInUse`, of the last fit
+        self.resumed_lots = None  # what `load_private_state` brought for the next fit
         self.reproducible_sampling = False
         self.active = False
         self.callbacks = ()
@@ -925,9 +1000,10 @@ class _Run:
         if optimizer is not None:
             self.met = optimizer._noise_key.releases, optimizer.steps_taken
 
-    def start(self, law, expected_size, reproducible_sampling):
+    def start(self, law, expected_size, reproducible_sampling, lots=None):
         self.law = law
         self.iterator, self.position = None, 0
+        self.lots, self.resumed_lots = private_state.LotsInUse.of(lots), None
         self.reproducible_sampling = reproducible_sampling
         if self.expected_size is None:
             self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
@@ -940,6 +1016,8 @@ class _Run:
         Every iterator over lots begins a new pass, so a new one is charged from its start.
         """
         if iterator is not self.iterator:
+            if self.iterator is not None:
+                self.lots = None  # the second pass began where only the lots know
             self.iterator, self.position = iterator, 0
         return self.position
 

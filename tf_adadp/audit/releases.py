@@ -179,8 +179,8 @@ def recorded_releases(optimizer):
     """
     releases, with_noise = [], optimizer._with_noise
 
-    def record(sums, stddevs, expected_lot_size, step):
-        release = with_noise(sums, stddevs, expected_lot_size, step)
+    def record(*args):
+        release = with_noise(*args)
         releases.append(release)
         return release
 
@@ -247,7 +247,7 @@ def _coins(key, count, q):
     """float32 [count], 1 with probability q."""
     if q == 1:
         return tf.ones([count])
-    seed = key.key + tf.stack([tf.zeros([], tf.int64), key.next_step()])
+    seed = noise.stream(key.key, key.next_step(), 0)
     uniform = tf.random.stateless_uniform([count], seed, dtype=tf.float64, alg="philox")
     return tf.cast(uniform < q, tf.float32)
 

@@ -77,8 +77,8 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         variant: "sound", or "printed": the choice as in the authors' code, which ADDS exponential
             noise to the scores it minimises. That has no guarantee near ε_s: charged ε = ∞, while
             the budget still counts what it claims.
-        microbatch_size, augmentation_multiplicity, seed, allow_no_noise: see `DPOptimizer`. Scores
-            take examples one by one and draw random layers once.
+        microbatch_size, augmentation_multiplicity, seed, allow_no_noise, secure_noise: see
+            `DPOptimizer`. Scores take examples one by one and draw random layers once.
         name: as in Keras.
 
     Raises:
@@ -111,6 +111,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         augmentation_multiplicity=1,
         seed=None,
         allow_no_noise=False,
+        secure_noise=False,
         name="agd",
     ):
         exact = total_epsilon == math.inf
@@ -133,6 +134,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             augmentation_multiplicity=augmentation_multiplicity,
             seed=seed,
             allow_no_noise=allow_no_noise,
+            secure_noise=secure_noise,
             name=name,
         )
         self.total_epsilon = total_epsilon
@@ -384,7 +386,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         sigma = tf.cast(tf.math.rsqrt(2 * self._measurement_budget.value), tf.float32)
         stddevs = self.clipping_set().noise_stddev(self.noise_multiplier, len(sums))
         stddevs = [sigma * std for std in stddevs]
-        return self._with_noise(sums, stddevs, expected_lot_size, step)[0]
+        return self._with_noise(sums, stddevs, expected_lot_size, step, sigma)[0]
 
     def _average(self, released):
         """Takes a release into S with its share of the budget: all of it in phase GRADIENT."""
@@ -469,7 +471,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         config = super().get_config()
         shared = (
             "name", "l2_norm_clip", "microbatch_size", "augmentation_multiplicity", "seed",
-            "allow_no_noise",
+            "allow_no_noise", "secure_noise",
         )  # fmt: skip
         # The rest is Keras's (learning_rate, momentum, …), which AGD does not take.
         return {
@@ -489,9 +491,9 @@ def exponential(key, step, size):
     −log of a uniform variate on a grid of 2⁻⁵² in (0, 1): above 37, and below 2⁻⁵³, there is none.
     That bends probabilities below 1e-15, no more than floats bend Gaussian noise.
     """
-    words = tf.stack([tf.zeros([], tf.int64), tf.cast(step, tf.int64)])
+    seed = noise.stream(key, step, 0)
     bits = tf.random.stateless_uniform(
-        [size], seed=key + words, minval=None, maxval=None, dtype=tf.uint64, alg="philox"
+        [size], seed=seed, minval=None, maxval=None, dtype=tf.uint64, alg="philox"
     )
     bits = tf.bitwise.right_shift(bits, tf.constant(12, tf.uint64))
     return -tf.math.log((tf.cast(bits, tf.float64) + 0.5) * 2.0**-52)

@@ -6,10 +6,11 @@ import math
 import numbers
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_adadp import clipping, noise, replicas
-from tf_adadp.optimizers.checks import check_integer, check_number
+from tf_adadp import __version__, clipping, noise, replicas
+from tf_adadp.optimizers.checks import check_bool, check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {
@@ -21,6 +22,7 @@ _READ_ONLY = {
     "augmentation_multiplicity",
     "seed",
     "allow_no_noise",
+    "secure_noise",
     "clipping",
     "prior",
     "warmup_steps",
@@ -91,6 +93,9 @@ class DPOptimizer:
         seed: for tests only: makes noise, sampling and dropout reproducible. Whoever knows it can
             subtract the noise; every report then says "reproducible noise".
         allow_no_noise: see noise_multiplier.
+        secure_noise: whether sums and noise are rounded to one grid before they are added, a
+            defence against attacks on floating-point bits, at three to four times the cost of the
+            noise; `tf_adadp.noise` says what it defends against and what not.
         **keras_arguments: those of the Keras optimizer (learning_rate, weight_decay, use_ema, …).
             `gradient_accumulation_steps` and `loss_scale_factor` are refused.
 
@@ -116,6 +121,7 @@ class DPOptimizer:
         augmentation_multiplicity=1,
         seed=None,
         allow_no_noise=False,
+        secure_noise=False,
         **keras_arguments,
     ):
         _check_noise_multiplier(noise_multiplier, allow_no_noise)
@@ -154,6 +160,7 @@ class DPOptimizer:
         self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
         self.allow_no_noise = bool(allow_no_noise)
+        self.secure_noise = check_bool("secure_noise", secure_noise)
         clip = self._check_clip(l2_norm_clip)
         # No dict, which could be changed in place.
         self._l2_norm_clip = tuple(clip.items()) if isinstance(clip, dict) else clip
@@ -360,8 +367,9 @@ class DPOptimizer:
         step = self._example_key.next_step()
         if self.seed is not None:
             step = tf.cast(self.iterations.value, tf.int64)
+        seed = noise.stream(self._example_key.key, step, 0)
         # The low half of the first word is for the physical batches of a replica's share.
-        return self._example_key.key + tf.stack([replicas.replica_number() * 2**32, step])
+        return seed + tf.stack([replicas.replica_number() * 2**32, tf.zeros([], tf.int64)])
 
     @property
     def steps_taken(self):
@@ -491,17 +499,24 @@ class DPOptimizer:
             expected_lot_size = self.num_slots(expected_lot_size)
         return tf.cast(expected_lot_size, tf.float32)
 
-    def _with_noise(self, sums, stddevs, expected_lot_size, step):
-        """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key."""
-        divisor = self._divisor(expected_lot_size)
-        released = [s / divisor for s in sums]
-        stddevs = [std / divisor for std in stddevs]
+    def _with_noise(self, sums, stddevs, expected_lot_size, step, noise_multiplier=None):
+        """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key.
+
+        noise_multiplier: that of these stddevs, where it is another than the optimizer's.
+        """
+        if noise_multiplier is None:
+            noise_multiplier = self.noise_multiplier
         if self.noise_multiplier > 0:
-            released = [
-                g + noise.gaussian(self._noise_key.key, step, i, g.shape, std)
-                for i, (g, std) in enumerate(zip(released, stddevs, strict=True))
-            ]
-        return released, stddevs
+            sums, stddevs = noise.add_gaussian(
+                sums,
+                stddevs,
+                self._noise_key.key,
+                step,
+                noise_multiplier=noise_multiplier,
+                secure=self.secure_noise,
+            )
+        divisor = self._divisor(expected_lot_size)
+        return [s / divisor for s in sums], [std / divisor for std in stddevs]
 
     def _observe(self, released, stddevs):
         """Hook: updates the state of K from a released vector and its noise's std."""
@@ -548,9 +563,52 @@ class DPOptimizer:
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
 
     def load_own_variables(self, store):
-        """Restores the public state; noise and examples' randomness go on under new keys."""
+        """Restores the public state; noise and examples' randomness go on under new keys.
+
+        Raises:
+            ValueError: the stored variables are not those of this optimizer. None is changed.
+        """
+        self._check_stored(store)
         super().load_own_variables(store)
         self.renew_keys()
+
+    def _check_stored(self, store):
+        """Refuses the state of another optimizer, which Keras would pass by with a warning."""
+        stored = len(store.keys())
+        if not self.built or not stored:
+            return  # nothing to compare; Keras says that it restores nothing
+        mine = [tuple(v.shape) for v in self.variables]
+        names = [str(i) for i in range(stored)]
+        theirs = [tuple(np.shape(store[name])) for name in names if name in set(store.keys())]
+        if mine != theirs:
+            differs = next(
+                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+                min(len(mine), len(theirs)),
+            )
+            raise ValueError(
+                f"the file holds {stored} variables of an optimizer, this {type(self).__name__} "
+                f"has {len(mine)}, and they differ from number {differs} on: it was saved by "
+                "another optimizer, by one of other arguments or weights, or by another version of "
+                "tf_adadp. Make the optimizer that was saved (`load_model` does); or start its "
+                "state anew with `load_weights(path, skip_mismatch=True)`, which keeps the ledger."
+            )
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` described. Arguments it does not have get defaults.
+
+        Raises:
+            ValueError: on a configuration that this version cannot honour, as a whole.
+        """
+        try:
+            return super().from_config(config, custom_objects)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"tf_adadp {__version__} can make no {cls.__name__} of this configuration: {error} "
+                "It was written by another version, or edited; leaving a part of it out might "
+                "change what is private. Load it with the version that saved it; or make the "
+                "optimizer anew, and load the weights with their ledger by `load_weights`."
+            ) from error
 
     def get_config(self):
         """The arguments of the constructor. The noise key is no part of it."""
@@ -565,6 +623,7 @@ class DPOptimizer:
             augmentation_multiplicity=self.augmentation_multiplicity,
             seed=self.seed,
             allow_no_noise=self.allow_no_noise,
+            secure_noise=self.secure_noise,
         )
         return config
 

@@ -228,8 +228,16 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         stddevs = ball.noise_stddev(self.direction_noise_multiplier, len(sums))
         release = self._direction_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)
-        for i, (w, s, std) in enumerate(zip(self._direction, sums, stddevs, strict=True)):
-            w.assign(s + noise.gaussian(self._direction_key.key, step, i, s.shape, std))
+        released, _ = noise.add_gaussian(
+            sums,
+            stddevs,
+            self._direction_key.key,
+            step,
+            noise_multiplier=self.direction_noise_multiplier,
+            secure=self.secure_noise,
+        )
+        for w, r in zip(self._direction, released, strict=True):
+            w.assign(r)
         self._keep_shape()
 
     @property

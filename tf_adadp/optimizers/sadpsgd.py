@@ -311,8 +311,16 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             # Nothing of this is kept: the energy of private records is a raw statistic.
             change = energy.clipped_change(weights, candidate, tf.constant(self.energy_clip))
             stddev = self.energy_noise_multiplier * self.energy_clip
-            added = noise.gaussian(self._annealing_key.key, draw, _ENERGY_NOISE, (), stddev)
-            change = (change + tf.cast(added, change.dtype)) / energy.count
+            (change,), _ = noise.add_gaussian(
+                [change],
+                [stddev],
+                self._annealing_key.key,
+                draw,
+                noise_multiplier=self.energy_noise_multiplier,
+                secure=self.secure_noise,
+                index=_ENERGY_NOISE,
+            )
+            change /= energy.count
         accept = finite & self._accepts(change, first, draw)
 
         for v, b in zip([*variables, *state], [*weights, *before], strict=True):
@@ -334,7 +342,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         tau = tf.where(first, tf.ones([], tf.float64), tf.cast(self.accepted.value, tf.float64))
         uniform = tf.random.stateless_uniform(
             [],
-            seed=self._annealing_key.key + tf.stack([tf.constant(_ACCEPTANCE, tf.int64), draw]),
+            seed=noise.stream(self._annealing_key.key, draw, _ACCEPTANCE),
             dtype=tf.float64,
             alg="philox",
         )

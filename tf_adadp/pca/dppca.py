@@ -6,7 +6,9 @@ import math
 
 import dp_accounting
 import numpy as np
+import tensorflow as tf
 
+from tf_adadp import noise
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.optimizers import checks
 from tf_adadp.pca.layer import PCAProjection
@@ -45,9 +47,9 @@ class DPPCA:
     multiplier is σ. It is 1 where x has a single non-zero entry, so there is nothing to gain.
     Replacing x by y moves it by at most ‖x xᵀ − y yᵀ‖_F = √(‖x‖⁴ + ‖y‖⁴ − 2 (x·y)²) ≤ √2: the
     multiplier is σ/√2. Rounding is inside the bound for up to two million records (see `rows`); the
-    noise is float64, no defence against the study of its bits. Every `fit` is a release
-    of its own and is charged to `ledger` before its noise is drawn; `layer` carries that charge
-    into a `DPModel`. The number of records and of features is public.
+    noise is float64, no defence against the study of its bits unless `secure_noise`. Every `fit` is
+    a release of its own and is charged to `ledger` before its noise is drawn; `layer` carries that
+    charge into a `DPModel`. The number of records and of features is public.
 
     Attributes of a fitted object:
         components_: [n_components, d], orthonormal rows, the largest entry of each positive.
@@ -67,6 +69,7 @@ class DPPCA:
         seed: for tests only, an integer ≥ 0 that fixes the noise; every report then says so. By
             default the noise comes from the operating system's entropy.
         allow_no_noise: allows noise_multiplier=0, which is charged ε = ∞.
+        secure_noise: as for optimizers, see `tf_adadp.noise`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -81,6 +84,7 @@ class DPPCA:
         normalize=True,
         seed=None,
         allow_no_noise=False,
+        secure_noise=False,
     ):
         self.n_components = checks.check_integer(
             "n_components", n_components, "an integer of at least 1", at_least=1
@@ -97,6 +101,7 @@ class DPPCA:
             seed = checks.check_integer("seed", seed, wanted, at_least=0)
         self.seed = seed
         self.allow_no_noise = checks.check_bool("allow_no_noise", allow_no_noise)
+        self.secure_noise = checks.check_bool("secure_noise", secure_noise)
         if self.noise_multiplier == 0 and not allow_no_noise:
             raise ValueError(
                 f"noise_multiplier={noise_multiplier!r} adds no noise. Give a number above 0, or "
@@ -167,7 +172,7 @@ class DPPCA:
             ledger.merge(self._ledger)
         # A generator for every release: copies of this object share no state to draw alike from.
         rng = np.random.default_rng(None if self.seed is None else (self.seed, release))
-        noisy = add_symmetric_noise(moment, self.noise_multiplier, rng)
+        noisy = add_symmetric_noise(moment, self.noise_multiplier, rng, self.secure_noise)
         values, vectors = np.linalg.eigh(noisy)
         values, vectors = values[::-1], vectors[:, ::-1].T[: self.n_components]
         largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=1)[:, None], axis=1)
@@ -249,6 +254,7 @@ class DPPCA:
             "normalize": self.normalize,
             "seed": self.seed,
             "allow_no_noise": self.allow_no_noise,
+            "secure_noise": self.secure_noise,
         }
 
     @classmethod
@@ -305,7 +311,19 @@ def second_moment(x):
     return total + error
 
 
-def add_symmetric_noise(matrix, stddev, rng):
-    """The upper triangle of a matrix plus N(0, stddev²) for each entry, mirrored: symmetric."""
-    upper = np.triu(matrix + rng.normal(0.0, stddev, matrix.shape))
+def add_symmetric_noise(matrix, stddev, rng, secure=False):
+    """The upper triangle of a matrix plus N(0, stddev²) for each entry, mirrored: symmetric.
+
+    secure: see `noise.add_gaussian`; stddev is then the noise multiplier too, at sensitivity 1.
+    """
+    if secure and stddev > 0:
+        triangle = np.triu_indices(len(matrix))
+        key = np.frombuffer(rng.bytes(16), "<i8").astype(np.int64)
+        (entries,), _ = noise.add_gaussian(
+            [tf.constant(matrix[triangle])], [stddev], key, 0, noise_multiplier=stddev, secure=True
+        )
+        upper = np.zeros_like(matrix)
+        upper[triangle] = entries.numpy()
+    else:
+        upper = np.triu(matrix + rng.normal(0.0, stddev, matrix.shape))
     return upper + np.triu(upper, 1).T

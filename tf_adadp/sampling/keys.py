@@ -43,11 +43,24 @@ class LotKey:
 
     def generator(self, step):
         """The generator of one step, the same at every call within a process."""
-        if self._process is not _process.token() and self.seed is None:
-            self._key, self._process = secrets.randbits(128), _process.token()
+        self._leave_parent()
         # Philox counts blocks from the low end of a 256-bit counter. The step sits in the upper
         # half, so the streams of two steps meet only after 2^128 blocks.
         return np.random.Generator(np.random.Philox(key=self._key, counter=step << 128))
+
+    def _leave_parent(self):
+        if self._process is not _process.token() and self.seed is None:
+            self._key, self._process = secrets.randbits(128), _process.token()
+
+    def hand_over(self):
+        """The key as an int, for the private state file; and goes on under a new one."""
+        self._leave_parent()
+        key, self._key = self._key, secrets.randbits(128)
+        return key
+
+    def take_over(self, key):
+        """Goes on under a key that `hand_over` gave."""
+        self._key, self._process = key, _process.token()
 
     def __repr__(self):
         return f"LotKey({'<secret>' if self.seed is None else f'seed={self.seed}'})"

@@ -1,0 +1,55 @@
+"""Files of a model that are written whole or not at all, and that say so when they are not."""
+
+import contextlib
+import os
+import zipfile
+
+import h5py
+
+from tf_adadp.accounting.storage import replacing
+
+
+@contextlib.contextmanager
+def whole_file(path, overwrite=True, single=True):
+    """Yields where to write so that the file at `path` is replaced at once, and durably.
+
+    That is `path` itself where it is no single local `.weights.h5` or `.keras` file: sharded,
+    remote, a folder, or one that the user is to be asked about (`overwrite=False`).
+    """
+    name = os.fspath(path)
+    known = name.endswith((".weights.h5", ".keras")) and not _is_remote(name)
+    known = known and os.path.isdir(os.path.dirname(name) or ".") and not os.path.isdir(name)
+    if not single or not known or (os.path.exists(name) and not overwrite):
+        yield path
+        return
+    with replacing(name) as temporary:
+        yield temporary
+
+
+def check_whole(path):
+    """Refuses a damaged local file before anything of it is loaded.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it is no whole `.h5` or `.keras` file.
+    """
+    name = os.fspath(path)
+    if _is_remote(name) or not name.endswith((".h5", ".keras")):
+        return
+    if not os.path.exists(name):
+        raise FileNotFoundError(f"{name}: there is no such file. Nothing was loaded.")
+    try:
+        if name.endswith(".h5"):
+            h5py.File(name, "r").close()
+        else:
+            zipfile.ZipFile(name).close()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise OSError(
+            f"{name} is damaged, or its writing was cut short ({error}). Nothing was loaded. Load "
+            "an earlier file; or delete this one, and what a BackupAndRestore has beside it, to "
+            "start anew. The ledger file of a PrivacyCallback still has what was spent."
+        ) from error
+
+
+def _is_remote(name):
+    return "://" in name
