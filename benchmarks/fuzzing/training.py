@@ -124,7 +124,9 @@ class Training:
             "loss_none": {"loss": None},
             "loss_for_other_outputs": {"loss": {"elsewhere": "mse"}},
             "loss_writes": {"loss": writes},
-            "metric_named_epsilon": {"metrics": [keras.metrics.Mean(name="epsilon")]},
+            "metric_named_epsilon": {
+                "metrics": [keras.metrics.SparseCategoricalAccuracy(name="epsilon")]
+            },
             "jit_text": {"jit_compile": "yes"},
             "eager_and_jit": {"jit_compile": True, "run_eagerly": True},
             "steps_per_execution_zero": {"steps_per_execution": 0},

@@ -179,7 +179,8 @@ def check_writes_no_state(example_loss, batch):
     """Raises ValueError where a layer or loss writes a `tf.Variable` or calls Python.
 
     What Keras variables are told inside the map is dropped; a `tf.Variable`, a table or a Python
-    function would keep a raw statistic and feed it to later lots.
+    function would keep a raw statistic and feed it to later lots. Strings that meet a layer for
+    numbers are refused as well: TensorFlow finds out in the first step, when it is charged.
 
     Args:
         example_loss: an `ExampleLoss`.
@@ -201,6 +202,11 @@ def check_writes_no_state(example_loss, batch):
                 f"The operation {node.name!r} ({node.op}) in a layer or in the loss keeps state or "
                 "calls Python: in training it would hold raw data and feed it to later lots. Keep "
                 "state in Keras variables (`add_weight`), whose updates are dropped, or drop it."
+            )
+        if node.op == "Cast" and node.attr["SrcT"].type == tf.string.as_datatype_enum:
+            raise ValueError(
+                f"The operation {node.name!r} in a layer or in the loss takes numbers, and gets "
+                "data of dtype string: encode them first, e.g. with keras.layers.StringLookup."
             )
     known = {id(v.value) for v in example_loss.model.variables}
     for variable in traced.variables:
