@@ -1,5 +1,6 @@
 # make demo: sets everything up and trains the main example on data that needs no download.
 # make test: sets everything up and runs lint and tests.
+# make nightly: 500 random trainings, each sound or refused; goes on where it stopped.
 # make parity: compares with tensorflow-privacy itself, in a second environment.
 PYTHON ?= python3
 PARITY_PYTHON ?= python3.11
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo test lint bench parity clean
+.PHONY: demo test lint bench nightly parity clean
 
 $(BIN)/ready: setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +30,11 @@ test: lint
 bench: $(BIN)/ready
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/adadp_default.py
+
+NIGHTLY_SEED ?= 0
+
+nightly: $(BIN)/ready
+	$(BIN)/python benchmarks/fuzz.py --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
 
 # tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.
 parity: $(BIN)/ready

@@ -1147,6 +1147,12 @@ def _split(data, validation_split):
 
 def _class_weights(y, class_weight, sample_weight):
     """One weight per example, from its class; multiplied into sample_weight."""
+    if not isinstance(class_weight, dict):
+        raise TypeError(f"class_weight={class_weight!r}: give a dict {{class: weight}}.")
+    if y is None or keras.tree.is_nested(y):
+        raise ValueError(
+            "class_weight is for one array of labels; give sample_weight for several outputs."
+        )
     labels = np.asarray(y)
     if labels.ndim > 1 and labels.shape[-1] > 1:
         labels = labels.argmax(-1)

@@ -48,7 +48,8 @@ def state_problems(traced, whose, known_variables=()):
     """Yields a `Problem` for whatever writes a `tf.Variable`, calls Python or reads a stranger.
 
     What Keras variables are told inside a map over examples is dropped; a `tf.Variable`, a table or
-    a Python function would keep a raw statistic and feed it to later lots.
+    a Python function would keep a raw statistic and feed it to later lots. And for strings that
+    meet a layer for numbers.
 
     Args:
         traced: a `FuncGraph`.
@@ -63,6 +64,13 @@ def state_problems(traced, whose, known_variables=()):
                 "later lots",
                 "Keep state in Keras variables (`add_weight`), whose updates are dropped, or drop "
                 "it.",
+            )
+        if node.op == "Cast" and node.attr["SrcT"].type == tf.string.as_datatype_enum:
+            # TensorFlow finds out in the first step, when that is charged.
+            yield Problem(
+                f"The operation {node.name!r} in {whose}",
+                "takes numbers, and gets data of dtype string",
+                "Encode them first, e.g. with keras.layers.StringLookup.",
             )
     known = {id(c) for v in known_variables for c in replicas.copies(v.value)}
     for variable in traced.variables:

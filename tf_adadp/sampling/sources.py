@@ -64,16 +64,23 @@ def batch_spec(leaves, structure):
     """The `(x, y, sample_weight)` of TensorSpecs [None, ...] for `leaves` of (inner shape, dtype).
 
     Weights multiply losses, so integer weights become floatx too.
+
+    Raises:
+        TypeError: weights that are no real numbers.
     """
     x, y, sample_weight = keras.tree.pack_sequence_as(
         structure,
         [None if leaf is None else tf.TensorSpec((None, *leaf[0]), leaf[1]) for leaf in leaves],
     )
-    floatx = keras.config.floatx()
-    sample_weight = keras.tree.map_structure(
-        lambda spec: None if spec is None else tf.TensorSpec(spec.shape, floatx), sample_weight
-    )
-    return x, y, sample_weight
+
+    def weight_spec(spec):
+        if spec is None:
+            return None
+        if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype.is_bool):
+            raise TypeError(f"sample_weight has dtype {spec.dtype.name}: give real numbers.")
+        return tf.TensorSpec(spec.shape, keras.config.floatx())
+
+    return x, y, keras.tree.map_structure(weight_spec, sample_weight)
 
 
 def padding(spec, count, multiple):

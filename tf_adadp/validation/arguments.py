@@ -153,7 +153,7 @@ def check_class_labels(loss, y, y_pred):
         if getattr(single, "ignore_class", None) is not None:
             continue
         labels, classes = np.asarray(labels), outputs.shape[-1]
-        if labels.min() < 0 or labels.max() >= classes:
+        if not (labels.min() >= 0 and labels.max() < classes):  # NaN is no class either
             raise ValueError(
                 f"y has labels from {labels.min():g} to {labels.max():g}, and the model {classes} "
                 f"outputs: number the classes 0..{classes - 1}."

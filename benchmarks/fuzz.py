@@ -1,0 +1,217 @@
+"""Random trainings: each either trains soundly or is refused before anything is released.
+
+    python benchmarks/fuzz.py --models=500 --lots=10 --seed=0
+
+A case is a random model, precision, data, lots, optimizer and arguments, a third of them with one
+mistake or extreme (`fuzzing/cases.py`); what must hold of it is stated, and checked, in
+`fuzzing/check.py`. Cases run in processes of their own, a dozen each, so that one that ends its
+process, or never ends, is a finding like another. Results go to `results/fuzz.json` and are kept:
+a later call runs what is missing, and what another version of the cases made different. Ends with
+status 1 where a case failed. `--only=17,205` runs single cases and prints all there is to know. A
+case takes about 10 s on a quiet core.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+
+from fuzzing.cases import draw_case
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "fuzz.json"
+_MARK = "fuzz result: "
+_PER_PROCESS = 12
+
+
+def digest(case):
+    """A short name of a case."""
+    return hashlib.sha256(json.dumps(case, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def work(lots):
+    """Runs the cases that come in on standard input, one per line."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from fuzzing import check
+
+    for line in sys.stdin:
+        print(_MARK + json.dumps(check.run(json.loads(line), lots)), flush=True)
+
+
+class _Worker:
+    """A process that runs cases."""
+
+    def __init__(self, lots):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--work", f"--lots={lots}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines, self._errors = queue.Queue(), collections.deque(maxlen=30)
+        for stream, put in (
+            (self._process.stdout, self._lines.put),
+            (self._process.stderr, self._errors.append),
+        ):
+            threading.Thread(target=_read, args=(stream, put), daemon=True).start()
+
+    def run(self, case, seconds):
+        """The result of one case; None where the process has to be given up, and why."""
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                line = self._lines.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if line is None:
+                status = self._process.wait()
+                text = "".join(e for e in self._errors if e)[-500:]
+                return None, f"the process ended with status {status}: {text}"
+            if line.startswith(_MARK):
+                return json.loads(line.removeprefix(_MARK)), None
+        return None, f"no result after {seconds} s"
+
+    def close(self):
+        self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _read(stream, put):
+    for line in stream:
+        put(line)
+    put(None)
+
+
+def run(numbered, lots, *, seconds=300):
+    """Runs cases, given as pairs (index, case); yields rows as they come."""
+    worker, left = None, 0
+    try:
+        for index, case in numbered:
+            if not left:
+                if worker is not None:
+                    worker.close()
+                worker, left = _Worker(lots), _PER_PROCESS
+            result, ended = worker.run(case, seconds)
+            left -= 1
+            if result is None:
+                result, left = {"outcome": "failed", "message": ended}, 0
+            row = {"index": index, "digest": digest(case), **result}
+            if result["outcome"] == "failed":
+                row["case"] = case
+            yield row
+    finally:
+        if worker is not None:
+            worker.close()
+
+
+def summary(rows, cases):
+    """Counts of outcomes, of refusals by kind, and of what was covered."""
+    refused = [row for row in rows if row["outcome"] == "refused"]
+    trained = [row for row in rows if row["outcome"] == "trained"]
+    moved = [row["moved"] for row in trained if row["moved"] is not None]
+
+    def count(values):
+        return dict(collections.Counter(map(str, values)).most_common())
+
+    return {
+        "cases": len(rows),
+        "outcomes": count(row["outcome"] for row in rows),
+        "traced": sum(row["outcome"] != "refused" or row["stage"] == "fit" for row in rows),
+        "engines": count(row["engine"] for row in trained),
+        "policies": count(cases[row["index"]]["policy"] for row in trained),
+        "optimizers": count(cases[row["index"]]["optimizer"] for row in trained),
+        "lots": count(cases[row["index"]]["lots"] for row in trained),
+        "sensitivity": {
+            "measured": len(moved),
+            "largest": max(moved, default=None),
+            "above 0.9": sum(m > 0.9 for m in moved),
+        },
+        "refused": count(f"{row['error']}: {_prefix(row['message'])}" for row in refused),
+        "refused_without_a_mistake": count(
+            f"{row['error']}: {_prefix(row['message'])}"
+            for row in refused
+            if cases[row["index"]]["trouble"] is None
+        ),
+        "failed": [row["index"] for row in rows if row["outcome"] == "failed"],
+    }
+
+
+def _prefix(message):
+    """The beginning of a message, without what differs from case to case."""
+    return re.sub(r"[-+]?\d[\d.e+-]*|'[^']*'", "·", message)[:70]
+
+
+def _stored(path, lots):
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    return stored["rows"] if stored["lots"] == lots else []
+
+
+def _write(path, lots, seed, rows, cases):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    command = f"python benchmarks/fuzz.py --models={len(cases)} --lots={lots} --seed={seed}"
+    partial = path.with_suffix(".partial")
+    partial.write_text(
+        f'{{\n"command": {json.dumps(command)},\n"lots": {lots},\n"seed": {seed},\n'
+        f'"summary": {json.dumps(summary(rows, cases), indent=1)},\n"rows": [\n{lines}\n]\n}}\n'
+    )
+    partial.replace(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=int, default=500)
+    parser.add_argument("--lots", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument("--only", help="indices to run; prints them and writes nothing")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    lots, seed = arguments.lots, arguments.seed
+    if arguments.work:
+        work(lots)
+        return 0
+    if arguments.only:
+        wanted = [(i, draw_case(seed, i)) for i in map(int, arguments.only.split(","))]
+        for row, (_, case) in zip(run(wanted, lots), wanted, strict=True):
+            print(json.dumps({**row, "case": case}, indent=1), flush=True)
+        return 0
+    cases = [draw_case(seed, index) for index in range(arguments.models)]
+    rows = {
+        row["index"]: row
+        for row in _stored(arguments.output, lots)
+        if row["index"] < len(cases) and row["digest"] == digest(cases[row["index"]])
+    }
+    missing = [(i, case) for i, case in enumerate(cases) if i not in rows]
+    end = time.monotonic() + 60 * arguments.minutes
+    for row in run(missing, lots):
+        rows[row["index"]] = row
+        _write(arguments.output, lots, seed, [rows[i] for i in sorted(rows)], cases)
+        if row["outcome"] == "failed":
+            print(f"case {row['index']} failed: {row['message']}", flush=True)
+        if time.monotonic() > end:
+            break
+    counted = summary(list(rows.values()), cases)
+    print(json.dumps(counted, indent=1))
+    return 1 if counted["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

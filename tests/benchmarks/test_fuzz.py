@@ -1,0 +1,116 @@
+"""The fuzzer in short: some of its cases, and that it finds the package broken where it is."""
+
+import re
+
+import fuzz
+import pytest
+from fuzzing import check
+from fuzzing.cases import draw_case
+
+from tf_adadp import clipping, model
+from tf_adadp.optimizers.base import DPOptimizer
+
+SIMPLEST = {
+    "seed": 0,
+    "model": {
+        "style": "functional",
+        "branches": [
+            {"input": "vector", "layers": [], "end": "flatten", "unknown_length": False}
+        ],
+        "trunk": [],
+        "heads": [
+            {"task": "sparse", "from_logits": True, "loss": "object", "label_dtype": "int32"}
+        ],
+        "inputs": "single",
+        "outputs": "single",
+        "wide": False,
+        "refused": None,
+    },
+    "policy": "float32",
+    "rows": 40,
+    "lots": "arrays",
+    "fraction": 0.5,
+    "x_dtype": "float32",
+    "poison": None,
+    "weights": None,
+    "optimizer": "DPSGD",
+    "arguments": {},
+    "noise_multiplier": 1.0,
+    "learning_rate": None,
+    "engine": "auto",
+    "physical_batch_size": None,
+    "jit_compile": False,
+    "eager": False,
+    "steps_per_execution": 1,
+    "metrics": None,
+    "trouble": None,
+}  # fmt: skip
+
+
+def test_some_cases_train_soundly_or_are_refused_and_a_lost_process_is_a_failure():
+    wanted = [*((i, draw_case(0, i)) for i in (2, 7, 13)), (-1, {}), (-2, SIMPLEST)]
+    rows = {row["index"]: row for row in fuzz.run(wanted, 3)}
+    assert {i: row["outcome"] for i, row in rows.items()} == {
+        2: "trained",  # SADPSGD in bfloat16
+        7: "refused",
+        13: "trained",  # DPSGD in bfloat16 on truncated lots
+        -1: "failed",
+        -2: "trained",
+    }
+    assert "process ended with status 1" in rows[-1]["message"]
+    assert rows[-1]["case"] == {}
+    assert 0.99 < rows[-2]["moved"] <= 1 + 1e-5
+
+
+def test_a_case_is_the_same_whenever_it_is_drawn():
+    assert draw_case(0, 5) == draw_case(0, 5)
+    drawn = [draw_case(0, 5), draw_case(0, 6), draw_case(1, 5)]
+    assert len({fuzz.digest(case) for case in drawn}) == 3
+
+
+def _noise_for_half(monkeypatch):
+    whole = clipping.L2Ball.noise_stddev
+    monkeypatch.setattr(
+        clipping.L2Ball, "noise_stddev", lambda self, sigma, n: whole(self, sigma / 2, n)
+    )
+
+
+def _charges_every_other_step(monkeypatch):
+    charge, calls = DPOptimizer.record, []
+
+    def record(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) % 2:
+            charge(self, *args, **kwargs)
+
+    monkeypatch.setattr(DPOptimizer, "record", record)
+
+
+def _breaks_after_a_step(monkeypatch):
+    def can_continue(self, law):
+        raise ValueError("a clear error, and too late")
+
+    monkeypatch.setattr(DPOptimizer, "can_continue", can_continue)
+
+
+def _says_nothing_useful(monkeypatch):
+    def prepare(self, spec):
+        raise KeyError("x")
+
+    monkeypatch.setattr(model.DPModel, "_prepare", prepare)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (_noise_for_half, "moved the sum by [12]"),
+        (_charges_every_other_step, "2 steps, 1 charged"),
+        (_breaks_after_a_step, "error after 1 steps"),
+        (_says_nothing_useful, "unclear error at fit: KeyError"),
+    ],
+)
+def test_a_broken_package_fails(fault, found, monkeypatch):
+    fault(monkeypatch)
+    result = check.run(SIMPLEST, 2)
+    assert result["outcome"] == "failed", result
+    assert re.search(found, result["message"]), result
