@@ -129,6 +129,25 @@ def microbatches_have_slots_on_every_replica():
     np.testing.assert_allclose(run(STRATEGY), run(ALONE), atol=1e-3)
 
 
+def released_metrics_are_those_of_the_whole_lot():
+    """At next to no noise: one device's means, and not those of a share."""
+
+    def run(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = dp.DPModel(keras.Sequential([keras.Input([6]), keras.layers.Dense(3)]))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            released = dp.ReleasedMetrics(1e-4, loss_bound=5.0)
+            optimizer = dp.DPSGD(noise_multiplier=2.0, seed=3)
+            model.compile(optimizer, loss, metrics=["accuracy"], released_metrics=released)
+        return model.fit(X, Y, 60, steps_per_epoch=2, verbose=0).history
+
+    alone, split = run(ALONE), run(STRATEGY)
+    assert set(split) == {"released_loss", "released_accuracy"}
+    for name, values in alone.items():
+        np.testing.assert_allclose(split[name], values, rtol=1e-3, err_msg=name)
+
+
 def a_budget_stops_all():
     model = make(lambda: dp.DPSGD(noise_multiplier=2.0))
     privacy = dp.PrivacyCallback(1e-3, max_epsilon=0.5)
@@ -185,6 +204,7 @@ CHECKS = [
     a_lot_gets_one_noise,
     examples_on_different_replicas_draw_different_numbers,
     microbatches_have_slots_on_every_replica,
+    released_metrics_are_those_of_the_whole_lot,
     a_budget_stops_all,
     saved_and_loaded_it_goes_on,
     what_cannot_be_split_is_refused,
