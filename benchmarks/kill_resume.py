@@ -18,7 +18,6 @@ the overcharge, and what a synced write costs. About 6 s a kill on two idle core
 import argparse
 import json
 import multiprocessing
-import os
 import pathlib
 import random
 import statistics
@@ -52,12 +51,11 @@ def train(folder, interval, at_once, life):
             marks.write(b"e")
 
     class Saves(keras.callbacks.Callback):
-        """Weights and their ledger, replaced at once: BackupAndRestore leaves half a file."""
+        """Weights and their ledger, which `save_weights` replaces at once."""
 
         def on_epoch_end(self, epoch, logs=None):
             if epoch % 5 == 0:
-                self.model.save_weights(folder / "half.weights.h5")
-                os.replace(folder / "half.weights.h5", folder / "saved.weights.h5")
+                self.model.save_weights(folder / "saved.weights.h5")
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, 6)).astype(np.float32)

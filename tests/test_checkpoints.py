@@ -286,6 +286,18 @@ def test_optimizer_state_that_does_not_fit_is_refused(run, tmp_path, change):
     assert model.epsilon(1e-3) == trained.epsilon(1e-3)
 
 
+@of_one_optimizer
+def test_weights_saved_before_training_leave_the_optimizer_as_it_is(run, tmp_path):
+    make = run[0]
+    untrained = make()
+    untrained.save_weights(tmp_path / "first.weights.h5")
+    model = make()
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        model.load_weights(tmp_path / "first.weights.h5")
+    assert int(model.optimizer.iterations) == 0
+    assert model.epsilon(1e-3) == 0.0
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 

@@ -290,6 +290,15 @@ def test_states_that_could_not_be_continued_are_refused(tmp_path):
     assert not (tmp_path / "p").exists()
 
 
+def test_lots_that_something_else_drew_from_are_not_continued(tmp_path):
+    model, lots = make(), dp.PoissonLots(X, Y, expected_size=30)
+    model.fit(lots, steps_per_epoch=1, verbose=0)
+    list(lots.take(1, 8))
+    with pytest.raises(ValueError, match="were drawn from elsewhere since"):
+        model.save_private_state(tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
 def test_it_waits_for_the_end_of_a_fit_and_of_a_pass(tmp_path):
     model = make()
     refused = []

@@ -300,17 +300,16 @@ class DPModel(keras.Model):
             private_state.resume_lots(lots, self._run.resumed_lots)
             self._run.resumed_lots = None
         self.optimizer.begin(law, lots, self.steps_per_execution)
-        self._run.start(law, lots.expected_size, lots.seed is not None, lots)
+        self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
             _check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
             callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
-        dataset = lots.as_dataset(
-            self._physical_batch_size(lots.expected_size),
-            num_lots=max(1, epochs - initial_epoch) * executions * self.steps_per_execution,
-        )
+        num_lots = max(1, epochs - initial_epoch) * executions * self.steps_per_execution
+        self._run.lots = private_state.LotsInUse.of(lots, num_lots)
+        dataset = lots.as_dataset(self._physical_batch_size(lots.expected_size), num_lots)
         dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
         self._warn_of_raw_metrics()
         with self._run.fitting(callbacks):
@@ -826,6 +825,7 @@ class DPModel(keras.Model):
                 self._compile_metrics,
                 (y_spec, y_pred_spec, weight_spec),
                 self.optimizer.seed,
+                self.optimizer.secure_noise,
             )
         self._run.engine = engine
         self._run.layer_settings = validation.LayerSettings(self.model)
@@ -1000,10 +1000,10 @@ class _Run:
         if optimizer is not None:
             self.met = optimizer._noise_key.releases, optimizer.steps_taken
 
-    def start(self, law, expected_size, reproducible_sampling, lots=None):
+    def start(self, law, expected_size, reproducible_sampling):
         self.law = law
         self.iterator, self.position = None, 0
-        self.lots, self.resumed_lots = private_state.LotsInUse.of(lots), None
+        self.lots, self.resumed_lots = None, None
         self.reproducible_sampling = reproducible_sampling
         if self.expected_size is None:
             self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)

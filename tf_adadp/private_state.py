@@ -22,6 +22,7 @@ import uuid
 from tf_adadp import noise
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.accounting.storage import sync_folder
+from tf_adadp.sampling.keys import LotKey, StepCounter
 from tf_adadp.sampling.sampled import SampledLots
 from tf_adadp.workers import num_workers
 
@@ -31,18 +32,22 @@ _FIELDS = {"id", "optimizer", "iterations", "ledger", "keys", "lots"}
 
 @dataclasses.dataclass
 class LotsInUse:
-    """The lots of the last `fit`, without their data: key, law, and the step that it began at."""
+    """The lots of a `fit`, without their data: key, law, and the steps that it took for itself."""
 
-    key: object
+    key: LotKey
     law: SamplingLaw
+    counter: StepCounter
     first: int
+    end: int
 
     @classmethod
-    def of(cls, lots):
-        """That of lots, before they are iterated; None where they have no secret key."""
+    def of(cls, lots, num_lots=0):
+        """That of lots before one iteration of num_lots; None where they have no secret key."""
         if not isinstance(lots, SampledLots) or lots.seed is not None:
             return None
-        return cls(lots._key, lots.law, lots.step)
+        passes = -(-num_lots // lots.law.lots_per_pass)
+        end = lots.step + passes * lots.law.lots_per_pass
+        return cls(lots._key, lots.law, lots._counter, lots.step, end)
 
 
 def save(model, lots, path):
@@ -74,6 +79,11 @@ def save(model, lots, path):
             f"the last `fit` ended {position % lots.law.lots_per_pass} lots into a pass of "
             f"{lots.law.lots_per_pass}, and passes are drawn, and paid for, whole. Train to the "
             "end of a pass first."
+        )
+    if lots is not None and lots.counter.next != lots.end:
+        raise ValueError(
+            "the lots of the last `fit` were drawn from elsewhere since, and a continuation would "
+            "draw some of those again. Train on lots that nothing else uses."
         )
     file = _create(path)
     with file:

@@ -24,6 +24,7 @@ class LotMetrics:
         compiled: a built Keras `CompileMetrics`, or None.
         element_spec: `(y, y_pred, sample_weight)` of TensorSpecs of a batch.
         seed: None, or an int for reproducible noise; of tests.
+        secure_noise: see `DPOptimizer`.
 
     Attributes:
         noise_multiplier: σ_m of a release.
@@ -33,8 +34,9 @@ class LotMetrics:
         ValueError: see `ReleasedMetrics`.
     """
 
-    def __init__(self, settings, compiled, element_spec, seed=None):
+    def __init__(self, settings, compiled, element_spec, seed=None, secure_noise=False):
         self.noise_multiplier = settings.noise_multiplier
+        self._secure = secure_noise
         self._metrics = ExampleMetrics(compiled, settings.metrics)
         self._with_loss = settings.loss_bound is not None
         unknown = set(settings.metric_bounds) - set(self._metrics.names)
@@ -136,11 +138,18 @@ class LotMetrics:
         number = self._key.next_step()
         if self._key.reproducible:
             number = tf.cast(step, tf.int64)
-        size = len(self.names)
-        stddev = self.noise_multiplier * math.sqrt(size)
-        added = noise.gaussian(self._key.key, number, 0, [size], stddev)
+        # ‖u‖₂ ≤ √d for sums over their bounds, see `ReleasedMetrics`.
+        stddev = self.noise_multiplier * math.sqrt(len(self.names))
         sums = replicas.all_reduced(tf.convert_to_tensor(self._sums))
-        noisy = (sums + tf.cast(added, tf.float64)) * self._bounds
+        (noisy,), _ = noise.add_gaussian(
+            [sums],
+            [stddev],
+            self._key.key,
+            number,
+            noise_multiplier=self.noise_multiplier,
+            secure=self._secure,
+        )
+        noisy *= self._bounds
         released = tf.cast(noisy / tf.cast(expected_lot_size, tf.float64), tf.float32)
         self.begin()  # the raw sums are not kept
         for mean, value in zip(self._means, tf.unstack(released), strict=True):

@@ -574,12 +574,13 @@ class DPOptimizer:
 
     def _check_stored(self, store):
         """Refuses the state of another optimizer, which Keras would pass by with a warning."""
-        stored = len(store.keys())
-        if not self.built or not stored:
-            return  # nothing to compare; Keras says that it restores nothing
-        mine = [tuple(v.shape) for v in self.variables]
-        names = [str(i) for i in range(stored)]
-        theirs = [tuple(np.shape(store[name])) for name in names if name in set(store.keys())]
+        names, mine = set(store.keys()), [tuple(v.shape) for v in self.variables]
+        stored = len(names)
+        # Of an optimizer that was never built there are at most its steps and its rate.
+        if not self.built or stored <= 2 < len(mine):
+            return  # nothing to restore, as Keras says in a warning
+        ordered = [str(i) for i in range(stored)]
+        theirs = [tuple(np.shape(store[name])) for name in ordered if name in names]
         if mine != theirs:
             differs = next(
                 (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
