@@ -319,10 +319,11 @@ def test_several_outputs_in_a_dict():
     x = {"a": x, "t": np.zeros((ROWS, 2), np.int32)}
     y = {"one": y, "two": np.zeros((ROWS, 1), np.float32)}
     assert dp.validate(model, {"one": crossentropy(), "two": "mse"}, x, y) == []
-    only(
-        dp.validate(model, {"one": crossentropy(), "two": contrasts}, x, y), "warning",
-        "The loss 'contrasts'", "mixes",
-    )  # fmt: skip
+    y["one"] = np.eye(3)[y["one"]]
+    two = keras.losses.MeanSquaredError(name="contrasts")  # of one name
+    for loss in ({"one": contrasts, "two": two}, {"one": two, "two": contrasts}):
+        report = dp.validate(model, loss, x, y)
+        only(report, "warning", "The loss 'contrasts'", "mixes examples: the loss")
 
 
 def test_a_private_model_brings_its_loss():
@@ -364,6 +365,7 @@ def fit(private, **kwargs):
     ("layer", "name", "value", "match"),
     [
         ("softmax", "axis", 0, "'softmax' has axis=0, and had -1"),
+        ("softmax", "axis", (0, 1), r"'softmax' has axis=\(0, 1\), and had -1"),
         ("dense", "activation", lambda x: x - keras.ops.mean(x, 0), "had tanh"),
         ("dense", "activation", keras.activations.relu, "activation=relu, and had tanh"),
         ("dense", "call", lambda x: keras.ops.flip(x, 0), "call=<lambda>, and had nothing"),

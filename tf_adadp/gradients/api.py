@@ -67,8 +67,8 @@ def make_engine(
     Raises:
         ValueError: a layer or the loss writes state or calls Python; augmentation_multiplicity > 1
             and the model draws no random numbers; gradient_engine="ghost" and
-            the ghost engine cannot follow the model; attention in the plain engine with
-            jit_compile=False.
+            the ghost engine cannot follow the model; in the plain engine, attention with
+            jit_compile=False, and loops or branches with jit_compile=True.
     """
     layers = list(model._flatten_layers())
     scaled = any(layer.compute_dtype == "float16" for layer in layers)
@@ -114,17 +114,17 @@ def make_engine(
                     "the ghost engine does not know can be given a rule, see "
                     "`tf_adadp.gradients.ghost.register`."
                 ) from None
+    if control_flow is not None and jit_compile is True:
+        raise ValueError(
+            f"jit_compile=True: XLA cannot compile the loop or branch {control_flow!r} of a layer "
+            'inside of the map over examples. Compile with jit_compile="auto"; recurrent layers '
+            "have unroll=True besides."
+        )
     if control_flow is not None and not options["sequential"]:
         cannot = VectorizedEngine(example_loss, **options).why_not_vectorized(example)
         if cannot is not None:
             options["sequential"] = True
             reason += f"; one example after the other for {control_flow!r}: {cannot}"
-            if jit_compile is True:
-                raise ValueError(
-                    f"jit_compile=True: the loop or branch {control_flow!r} of a layer cannot be "
-                    f'vectorised ({cannot}). Compile with jit_compile="auto"; then examples are '
-                    "worked on one after the other, without XLA."
-                )
     plan = ghost.GradientPlan("vectorized", reason, (), num_scalars)
     has_attention = any(isinstance(layer, ghost.ATTENTION) for layer in layers)
     has_attention &= not options["sequential"]

@@ -221,27 +221,28 @@ def batch_reductions(loss, y, y_pred):
 
 
 def losses_of_rows(loss, y, y_pred):
-    """The values [B, ...] of each single loss on a batch, by name; no sum over the batch is taken.
+    """Pairs of the name of each single loss and its values [B, ...] on a batch.
 
     Args:
         loss: a built Keras `CompileLoss`.
         y, y_pred: structures of tensors.
     """
-    values = {}
+    found = []
 
     def noted(single):
         def call(y_true, y_pred, sample_weight=None):
             y_true, y_pred = keras.tree.map_structure(
                 lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
             )
-            values[single.name] = single.call(y_true, y_pred)
-            return keras.ops.sum(values[single.name])
+            values = single.call(y_true, y_pred)
+            found.append((single.name, values))
+            return keras.ops.sum(values)
 
         return call
 
     with keras.StatelessScope():
         _map_losses(loss, noted)(y, y_pred)
-    return values
+    return found
 
 
 def _map_losses(compile_loss, function, keep_metrics=False):

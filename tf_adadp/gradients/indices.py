@@ -19,12 +19,19 @@ def names_a_row(indices, size):
     return (indices >= -size) & (indices < size)
 
 
+def looks_up(layer):
+    """Whether a layer is an `Embedding` whose inputs are indices into its table."""
+    return isinstance(layer, keras.layers.Embedding) and type(layer).call.__module__.startswith(
+        "keras.src.layers."  # a `call` of the user's may take anything
+    )
+
+
 @contextlib.contextmanager
 def total_lookups(layer):
     """While it is open, every `Embedding` within a layer gives NaN for indices out of range."""
     with PATCHING, contextlib.ExitStack() as stack:
         for part in layer._flatten_layers():
-            if isinstance(part, keras.layers.Embedding):
+            if looks_up(part):
                 stack.enter_context(replaced(part, call=_total_lookup(part)))
         yield
 
@@ -33,8 +40,9 @@ def _total_lookup(layer):
     lookup = layer.call
 
     def call(inputs, *args, **kwargs):
-        # A ReversibleEmbedding asked for its reverse takes vectors.
-        if not isinstance(inputs, tf.Tensor) or any(args) or kwargs.get("reverse"):
+        # A ReversibleEmbedding takes vectors for its reverse.
+        reverse = args[0] if args else kwargs.get("reverse", False)
+        if reverse or not isinstance(inputs, tf.Tensor):
             return lookup(inputs, *args, **kwargs)
         if inputs.dtype not in (tf.int32, tf.int64):
             inputs = tf.cast(inputs, tf.int32)  # as Keras does

@@ -268,8 +268,8 @@ def _mixing_losses(loss, labels, outputs):
     y_pred = [tf.concat([a[:1], b[1:]], 0) for a, b in pairs]
     first = losses_of_rows(loss, labels[0], outputs[0])
     other = losses_of_rows(loss, labels[1], tf.nest.pack_sequence_as(outputs[0], y_pred))
-    for name, values in first.items():
-        rows = _comparable([values], [other[name]], slice(0, 1))
+    for (name, values), (_, others) in zip(first, other, strict=True):
+        rows = _comparable([values], [others], slice(0, 1))
         if rows is not None and not _close(*rows):
             yield Problem(
                 f"The loss {name!r}",

@@ -93,10 +93,10 @@ def _same(before, after):
         return True
     if isinstance(before, tuple) and isinstance(after, tuple):
         return len(before) == len(after) and all(map(_same, before, after))
-    if isinstance(before, _PLAIN) and isinstance(after, _PLAIN):
-        return before == after
-    # Of other objects those that compute something count; a property may make anew what it returns.
-    return not (callable(before) or callable(after))
+    if isinstance(before, (*_PLAIN, tuple)) or isinstance(after, (*_PLAIN, tuple)):
+        return type(before) is type(after) and before == after
+    # Of other objects those that compute something count, and those that came or went.
+    return not (callable(before) or callable(after) or before is _MISSING or after is _MISSING)
 
 
 def _shown(value):

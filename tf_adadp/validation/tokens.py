@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from tf_adadp.gradients.indices import names_a_row
+from tf_adadp.gradients.indices import looks_up, names_a_row
 
 
 def check_tokens(model, x):
@@ -22,7 +22,7 @@ def check_tokens(model, x):
         return
     arrays = dict(zip(map(id, inputs), _in_order(functional, inputs, x), strict=False))
     for layer in functional.layers:
-        if not isinstance(layer, keras.layers.Embedding):
+        if not looks_up(layer):
             continue
         for node in layer._inbound_nodes:
             read = arrays.get(id(node.input_tensors[0]))
