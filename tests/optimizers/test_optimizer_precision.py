@@ -41,8 +41,9 @@ def test_float64_weights_take_the_steps_of_float32_ones(name):
     optimizer, found = _trained(name, "float64", floatx="float64")
     start = [np.float64(v) for v in _variables("float32")]
     for f, e, s in zip(found, expected, start, strict=True):
-        assert np.max(np.abs(e - s)) > 1e-4  # it moved
-        np.testing.assert_allclose(f, e, rtol=2e-4, atol=2e-5)
+        way = np.max(np.abs(e - s))
+        assert way > 1e-5
+        assert np.max(np.abs(f - e)) < 1e-3 * way + 5e-7  # float32 rounds weights of size 1 so far
     clipping_set = optimizer.clipping_set()
     sums = [tf.ones(shape) for shape in SHAPES.values()]
     released, stddevs = optimizer._noisy_mean(clipping_set, sums, 10.0)
