@@ -96,7 +96,7 @@ def _read(stream, put):
     put(None)
 
 
-def run(numbered, lots, *, seconds=300):
+def run(numbered, lots, *, seconds=1200):
     """Runs cases, given as pairs (index, case); yields rows as they come."""
     worker, left = None, 0
     try:

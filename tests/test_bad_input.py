@@ -79,6 +79,7 @@ def test_a_dynamic_loss_scale_is_refused():
         ({"noise_multiplier": 1.0, "microbatch_size": 0}, "microbatch_size=0"),
         ({"noise_multiplier": 1.0, "microbatch_size": 2.5}, "microbatch_size=2.5"),
         ({"noise_multiplier": 1.0, "seed": "x"}, "seed='x'"),
+        ({"noise_multiplier": 1.0, "learning_rate": np.nan}, "learning_rate=nan"),
         ({"noise_multiplier": 1.0, "gradient_accumulation_steps": 4}, "larger batch_size"),
         ({"noise_multiplier": 1.0, "loss_scale_factor": 4.0}, "loss_scale_factor=4.0"),
     ],
@@ -271,6 +272,9 @@ def test_compile_arguments():
     private = dp.DPModel(plain_model())
     with pytest.raises(ValueError, match="jit_compile"):
         private.compile(dp.DPSGD(noise_multiplier=1.0), loss="mse", jit_compile="yes")
+    for steps in (0, 2.5, "2", True):
+        with pytest.raises(ValueError, match="steps_per_execution="):
+            private.compile(dp.DPSGD(noise_multiplier=1.0), loss="mse", steps_per_execution=steps)
     with pytest.raises(ValueError, match="run_eagerly"):
         private.compile(
             dp.DPSGD(noise_multiplier=1.0), loss="mse", jit_compile=True, run_eagerly=True

@@ -26,7 +26,7 @@ def test_training_learns_and_a_saved_model_keeps_its_policies(policy, tmp_path):
         ]
     )
     x, y = data()
-    private = private_model(exact_sgd(2.0, momentum=0.5, use_ema=True), model)
+    private = private_model(exact_sgd(2.0, momentum=0.5), model)
     losses = private.fit(x, y, batch_size=len(x), epochs=10, verbose=0).history["loss"]
     assert losses[-1] < 0.7 * losses[0]
     private.save(tmp_path / "model.keras")
@@ -43,6 +43,7 @@ def test_training_learns_and_a_saved_model_keeps_its_policies(policy, tmp_path):
 
 def test_float64_throughout_trains_privately():
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     try:
         x, y = data()
         private = private_model(dp.ADADP(noise_multiplier=1.0), plain_model())
@@ -52,3 +53,4 @@ def test_float64_throughout_trains_privately():
         assert private.ledger.steps == 4
     finally:
         keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")

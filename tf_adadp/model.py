@@ -16,6 +16,7 @@ from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
 from tf_adadp.metrics import LotMetrics, RawMetricsWarning, ReleasedMetrics
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.optimizers.base import OPTIMIZERS_TAG
+from tf_adadp.optimizers.checks import check_integer
 from tf_adadp.sampling import (
     DeclaredLots,
     FixedSizeLots,
@@ -177,6 +178,9 @@ class DPModel(keras.Model):
             raise ValueError(f"log_raw_metrics={log_raw_metrics!r}: give True, False or None.")
         if jit_compile not in (True, False, "auto", None):
             raise ValueError(f'jit_compile={jit_compile!r}: give True, False or "auto".')
+        check_integer(
+            "steps_per_execution", steps_per_execution, "an integer of at least 1", at_least=1
+        )
         if jit_compile is True and run_eagerly:
             raise ValueError(
                 "jit_compile=True with run_eagerly=True: XLA cannot compile what runs eagerly. "

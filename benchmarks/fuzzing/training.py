@@ -56,12 +56,14 @@ class Training:
         else:
             self._fit["x"] = made
         self.element_spec, self.expected_size = made.element_spec, made.expected_size
-        self.steps = -(-lots // case["steps_per_execution"]) * case["steps_per_execution"]
-        self.charges = -(-self.steps // made.law.lots_per_pass)
         self._later = None
         self._strategy = None
         if trouble:
             self._trouble(trouble, plain)
+        self.steps = self._fit["epochs"] * (self._fit["steps_per_epoch"] or made.steps_per_epoch)
+        at_once = case["steps_per_execution"]
+        self.steps = -(-self.steps // at_once) * at_once
+        self.charges = -(-self.steps // made.law.lots_per_pass)
 
     def optimizer(self):
         if self._replaces_optimizer is not None:
@@ -168,10 +170,6 @@ class Training:
         }
         if name in fits:
             fit.update(fits[name])
-            if name == "steps_zero":  # Keras's own default, one pass
-                self.steps = None
-            if name == "epochs_zero":
-                self.steps = 0
             if name == "batch_size_fraction":
                 self.size = 1e-3
         elif name in compiles:

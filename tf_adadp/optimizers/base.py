@@ -154,6 +154,12 @@ class DPOptimizer:
                     f"{name}={keras_arguments[name]!r} is not private in {type(self).__name__}: it "
                     f"would act on the noise. Instead, {way_out}."
                 )
+        rate = keras_arguments.get("learning_rate")
+        if isinstance(rate, numbers.Real) and not math.isfinite(rate):
+            raise ValueError(
+                f"learning_rate={rate!r}: give a finite number or a Keras schedule; every step "
+                "would be charged, and leave weights that are no numbers."
+            )
         super().__init__(**keras_arguments)
         self.noise_multiplier = float(noise_multiplier)
         self.microbatch_size = microbatch_size
