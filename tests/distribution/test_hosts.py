@@ -13,17 +13,22 @@ import pytest
 import tf_adadp as dp
 from tf_adadp import accounting
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hosts")]
 WORKERS = 3
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("hosts")
+@pytest.mark.slow
+def test_three_hosts_train_as_one(tmp_path):
+    # One test for all checks: they share the processes, which take longest to start.
+    seen = _run(tmp_path)
+    _check_state(seen)
+    _check_parts_of_lots(seen)
+    _check_budget(seen)
+    _check_ledger_file(seen, tmp_path)
+    _check_refusals(seen)
+    _check_parts_given_as_lots(seen, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def seen(folder):
+def _run(folder):
     """What each worker saw."""
     held = [socket.socket() for _ in range(WORKERS)]
     for s in held:
@@ -56,7 +61,7 @@ def seen(folder):
     return found
 
 
-def test_all_have_the_chiefs_state(seen):
+def _check_state(seen):
     for name in ("count", "from_chief", "bytes", "history", "key", "weights", "state", "steps"):
         assert [s[name] for s in seen] == [seen[0][name]] * WORKERS, name
     assert [s["number"] for s in seen] == [0, 1, 2]
@@ -65,13 +70,13 @@ def test_all_have_the_chiefs_state(seen):
     assert all(np.isfinite(w).all() for w in map(np.asarray, seen[0]["weights"]))
 
 
-def test_each_draws_its_own_part_of_a_lot(seen):
+def _check_parts_of_lots(seen):
     """Shares have mean 20; over 13 lots the sample mean leaves 20 ± 6 in 1 of 10⁵ trials."""
     assert all(s["only_own_records"] for s in seen)
     assert all(14 < s["mean_share"] < 26 for s in seen)
 
 
-def test_a_budget_stops_all_at_the_same_step(seen):
+def _check_budget(seen):
     steps = accounting.max_steps(2.0, 60 / 500, target_epsilon=0.8, delta=1e-3)
     assert 0 < steps < 20
     # The filter's order is fixed beforehand, which costs a few steps.
@@ -79,26 +84,23 @@ def test_a_budget_stops_all_at_the_same_step(seen):
     assert max(seen[0]["history"]["epsilon"]) <= 0.8
 
 
-def test_the_chief_alone_keeps_the_ledger(seen, folder):
+def _check_ledger_file(seen, folder):
     assert all(s["file"] for s in seen)
     stored = accounting.PrivacyLedger.load(folder / "ledger.json")
     assert stored.steps == seen[0]["steps"][0]
     assert stored.entries[0].law.num_examples == 500
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("unequal", "The workers do not agree (num_examples: 40"),
-        ("twice", "The workers hold 1500 records together, and the law says 500"),
-        ("law", "FixedSizeLots on several hosts"),
-    ],
-)
-def test_what_would_not_be_one_poisson_lot_is_refused_everywhere(seen, name, text):
-    assert all(s[name].startswith(text) for s in seen)
+def _check_refusals(seen):
+    for name, text in {
+        "unequal": "The workers do not agree (num_examples: 40",
+        "twice": "The workers hold 1500 records together, and the law says 500",
+        "law": "FixedSizeLots on several hosts",
+    }.items():
+        assert all(s[name].startswith(text) for s in seen), [s[name] for s in seen]
 
 
-def test_parts_given_as_lots(seen, folder):
+def _check_parts_given_as_lots(seen, folder):
     steps = seen[0]["steps"][0] + 2
     assert [s["steps_after"] for s in seen] == [steps] * WORKERS
     assert seen[0]["epsilon"] == pytest.approx(accounting.epsilon(2.0, 60 / 500, steps, 1e-3))
