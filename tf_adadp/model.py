@@ -777,6 +777,7 @@ class DPModel(keras.Model):
                 f"{type(self.distribute_strategy).__name__}: TensorFlow cannot run Keras's loop "
                 "over several steps there. Compile with 1."
             )
+        replicas.check_microbatches(self.distribute_strategy, self.optimizer.microbatch_size)
         with self.distribute_strategy.scope():
             self._prepare_under(element_spec)
 

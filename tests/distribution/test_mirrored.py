@@ -38,4 +38,4 @@ def test_on_four_devices(results, check):
 
 
 def test_every_check_is_run():
-    assert len(CHECKS) == 10
+    assert len(CHECKS) == 9
