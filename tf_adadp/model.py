@@ -1124,6 +1124,7 @@ def _check_workers(strategy, lots, epochs, steps_per_epoch):
         expected_size=law.expected_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
+        seeded=lots.seed is not None,  # which the ledger of each says
     )
     held = workers.total(strategy, lots.num_local_examples)
     if held > law.num_examples:
