@@ -334,3 +334,22 @@ def test_callbacks_that_steer_by_a_validation_metric_work(tmp_path):
         validation_data=(x, y),
     )
     assert dp.load_model(tmp_path / "m.keras").ledger.steps > 0
+
+
+def test_on_several_hosts_a_budget_counts_what_was_restored_after_it(tmp_path):
+    before = private_model()
+    fit(before, [], epochs=2)
+    before.save_weights(tmp_path / "spent.weights.h5")
+    privacy = dp.PrivacyCallback(DELTA, max_epsilon=after(2 * STEPS + 2))
+
+    class RestoresAndShares(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.load_weights(tmp_path / "spent.weights.h5")
+            privacy.share_budget(lambda value: value)
+
+    private = private_model()
+    fit(private, [privacy, RestoresAndShares()], epochs=9)
+    assert 2 * STEPS <= private.ledger.steps <= 2 * STEPS + 2
+    privacy = dp.PrivacyCallback(DELTA, max_epsilon=after(STEPS))
+    with pytest.raises(ValueError, match="leaves no room"):
+        fit(private_model(), [privacy, RestoresAndShares()])

@@ -190,14 +190,34 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
 
     def share_budget(self, from_chief):
-        """On several hosts: how many steps still fit is what the first one found.
+        """On several hosts: how many steps still fit is what the first one finds, now.
+
+        Called after the callbacks that restore, on hosts whose ledgers are alike since.
 
         Args:
             from_chief: gives all hosts the first one's array.
+
+        Raises:
+            ValueError: on all hosts, where no execution fits.
         """
         self._seen_steps = self.model.ledger.steps
-        if self._remaining is not None:
-            self._remaining = int(from_chief(np.array(self._remaining, np.int64)))
+        if self.max_epsilon is None:
+            return
+        found, error = -1, None
+        if worker_number(self.model.distribute_strategy) == 0:
+            try:
+                self._check_data()
+                self._check_budget()  # what was counted before knows of no restored ledger
+                found = self._remaining
+            except ValueError as refusal:  # raised when the others have heard of it
+                error = refusal
+        self._remaining = int(from_chief(np.array(found, np.int64)))
+        if error is not None:
+            raise error
+        if self._remaining < 0:
+            raise ValueError(
+                f"max_epsilon={self.max_epsilon}: the chief refused to train, its message says why."
+            )
 
     def _begin_budget(self, event, law):
         """The filter of this run, recorded once a step fits; None where none does."""

@@ -777,6 +777,7 @@ class DPModel(keras.Model):
                 f"{type(self.distribute_strategy).__name__}: TensorFlow cannot run Keras's loop "
                 "over several steps there. Compile with 1."
             )
+        replicas.check_microbatches(self.distribute_strategy, self.optimizer.microbatch_size)
         with self.distribute_strategy.scope():
             self._prepare_under(element_spec)
 
@@ -1123,6 +1124,7 @@ def _check_workers(strategy, lots, epochs, steps_per_epoch):
         expected_size=law.expected_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
+        seeded=lots.seed is not None,  # which the ledger of each says
     )
     held = workers.total(strategy, lots.num_local_examples)
     if held > law.num_examples:

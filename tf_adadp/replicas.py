@@ -117,6 +117,27 @@ def distribute(dataset, strategy):
     return strategy.distribute_datasets_from_function(lambda context: parts), share
 
 
+def check_microbatches(strategy, microbatch_size):
+    """Refuses microbatches where the share that an example is in depends on other examples.
+
+    Each replica has slots of its own. Replicas of ONE process are dealt the rows of a lot in order,
+    so a record more can move others to another replica, and with them more than one slot. Between
+    processes nothing moves: who holds a record does not depend on the lot.
+
+    Raises:
+        ValueError: microbatch_size > 1, and several replicas in one process.
+    """
+    if microbatch_size > 1 and strategy.num_replicas_in_sync > 1:
+        local = len(strategy.extended.worker_devices)
+        if local > 1:
+            raise ValueError(
+                f"microbatch_size={microbatch_size} on {local} devices of one process: one record "
+                "more would move others to another device, into other slots, and the sum by more "
+                "than the noise is for. Use microbatch_size=1, which adds the least noise, or one "
+                "device a process."
+            )
+
+
 def check_strategy(model, strategy):
     """Refuses strategies, and models made outside of them, that would not train privately.
 

@@ -10,6 +10,9 @@ Restoring and writing files is therefore for the chief alone: it is the one that
 the ledger file.
 """
 
+import hashlib
+import json
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -112,10 +115,35 @@ def _summed(strategy, value):
     return strategy.experimental_local_results(summed(tf.convert_to_tensor(value)))[0].numpy()
 
 
+def privacy_arguments(model):
+    """{what: number} of a compiled model in a running `fit`: alike where privacy is set alike.
+
+    Hashes, of 48 bits, which float64 holds exactly. The learning rate comes from the chief.
+    """
+    config = model.optimizer.get_config()
+    shown = {k: v for k, v in config.items() if k not in ("name", "learning_rate")}
+    privacy = [c for c in model.fit_callbacks if getattr(c, "reports_privacy", False)]
+    budgets = [(str(c.target_delta), str(c.max_epsilon), c.accountant) for c in privacy]
+    return {
+        "optimizer's arguments, hashed": _hashed([type(model.optimizer).__name__, shown]),
+        "released_metrics, hashed": _hashed(model._released_metrics),
+        "budgets of PrivacyCallbacks, hashed": _hashed(budgets),
+        "trainable weights, hashed": _hashed([list(v.shape) for v in model.trainable_variables]),
+    }
+
+
+def _hashed(value):
+    serialized = keras.saving.serialize_keras_object(value)
+    # What JSON cannot hold has a form that may differ between processes.
+    text = json.dumps(serialized, sort_keys=True, default=lambda v: type(v).__name__)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
+
+
 class ShareChiefsState(keras.callbacks.Callback):
     """When training begins, after callbacks that restore: all workers take the chief's state.
 
-    Weights, optimizer state, ledger, noise keys (new ones) and the epoch to begin with.
+    Weights, optimizer state, ledger, noise keys (new ones) and the epoch to begin with. All must
+    clip, add noise and stop alike: each charges for what IT was told, and shares come from all.
     """
 
     def on_train_begin(self, logs=None):
@@ -124,7 +152,10 @@ class ShareChiefsState(keras.callbacks.Callback):
         variables = [*model.variables, *model.optimizer.variables]
         variables = list({id(v): v for v in variables}.values())
         check_alike(
-            strategy, variables=len(variables), steps_per_execution=model.steps_per_execution
+            strategy,
+            variables=len(variables),
+            steps_per_execution=model.steps_per_execution,
+            **privacy_arguments(model),
         )
         chief = worker_number(strategy) == 0
         values = from_chief(strategy, [v.numpy() for v in variables])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("mirrored.py")
-NUMBER_OF_CHECKS = 10
+NUMBER_OF_CHECKS = 9
 
 
 @pytest.mark.slow
