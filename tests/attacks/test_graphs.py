@@ -1,4 +1,4 @@
-"""What a loss does in its gradient, or with the words of a record, and neither charge nor lot saw."""
+"""What a loss may do in its gradient, or with the words of a record, unseen."""
 
 import keras
 import numpy as np
@@ -37,13 +37,22 @@ class Positive(L.Layer):
         return tf.reduce_sum(tf.boolean_mask(x, x > 0)) * x
 
 
-def _model(*layers, engine="auto"):
+class LabelledOnly(keras.losses.Loss):
+    """Of as many labels as a record has."""
+
+    def call(self, y, y_pred):
+        errors = tf.ragged.boolean_mask(tf.square(y - y_pred), y >= 0)
+        return tf.reduce_sum(errors, axis=-1)
+
+
+def _model(*layers, engine="auto", loss="sparse_categorical_crossentropy", **compiled):
     model = keras.Sequential([*layers, L.Dense(3, activation="softmax")])
     private = dp.DPModel(model, gradient_engine=engine)
     private.compile(
         dp.DPSGD(learning_rate=0.1, noise_multiplier=1.0),
-        loss="sparse_categorical_crossentropy",
+        loss=loss,
         log_raw_metrics=False,
+        **compiled,
     )
     return private
 
@@ -61,7 +70,8 @@ def test_state_kept_by_a_custom_gradient(engine):
         with pytest.raises(ValueError, match="keeps state or calls Python"):
             model.fit(x, y, batch_size=len(x), verbose=0)
         assert model.ledger.steps == 0
-    assert seen.numpy() == 0 and not calls
+    assert seen.numpy() == 0
+    assert not calls
 
 
 def test_records_of_unequal_numbers_of_words():
@@ -76,6 +86,22 @@ def test_records_of_unequal_numbers_of_words():
 def test_records_of_unequal_numbers_of_positive_entries(engine):
     x, y = data()
     model = _model(L.Dense(4), Positive(), engine=engine)
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+def test_records_of_unequal_numbers_of_labels(engine):
+    x, y = data()
+    y = np.eye(3, dtype=np.float32)[y]
+    y[3, 1:] = -1
+    model = _model(
+        L.Dense(4),
+        engine=engine,
+        loss=LabelledOnly(),
+        metrics=[lambda y, y_pred: tf.reduce_mean(tf.boolean_mask(y_pred, y >= 0))[None]],
+        released_metrics=dp.ReleasedMetrics(noise_multiplier=5.0, loss_bound=1.0),
+    )
     model.fit(x, y, batch_size=len(x), verbose=0)
     assert model.ledger.steps == 1
 

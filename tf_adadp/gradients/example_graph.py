@@ -63,8 +63,13 @@ class ExampleGraph:
 
     def shaped_by_values(self):
         """The name of an operation whose output's shape depends on an example's values, or None."""
-        nodes = _nodes(self._graph)
-        return next((node.name for node in nodes if node.op.startswith(_SHAPED_BY_VALUES)), None)
+        return shaped_by_values(self._graph)
+
+
+def shaped_by_values(traced):
+    """The name of an operation of a `FuncGraph` that makes shapes of values, or None."""
+    nodes = _nodes(traced)
+    return next((node.name for node in nodes if node.op.startswith(_SHAPED_BY_VALUES)), None)
 
 
 def state_problems(traced, whose, known_variables=()):
