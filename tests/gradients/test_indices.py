@@ -44,9 +44,17 @@ def _data():
     return x, rng.integers(0, CLASSES, ROWS).astype(np.int32)
 
 
-def _sums(model, engine_name, *lots):
+def _keras_loss(y, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+
+
+def _tensorflow_loss(y, y_pred):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, tf.int32), y_pred)
+
+
+def _sums(model, engine_name, *lots, loss=None):
     """The clipped sums of the lots, each of (x, y), as one vector each."""
-    loss = CompileLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = CompileLoss(loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = _data()
     loss.build(y, model(x))
     spec = *(tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, y)), None
@@ -91,14 +99,16 @@ def test_negative_tokens_count_from_the_end_as_in_keras(engine_name):
     np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
+@pytest.mark.parametrize("loss", [None, _keras_loss, _tensorflow_loss])
 @pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
-def test_labels_beyond_the_classes(engine_name):
+def test_labels_beyond_the_classes(engine_name, loss):
     x, y = _data()
     bad = np.broadcast_to(y, (2, *y.shape)).copy()
     bad[0, BAD], bad[1, BAD] = CLASSES, -1
     others = np.arange(ROWS) != BAD
     model = MODELS["embedding"]()
-    sums = _sums(model, engine_name, (x[others], y[others]), *((x, b) for b in bad))
+    lots = (x[others], y[others]), *((x, b) for b in bad)
+    sums = _sums(model, engine_name, *lots, loss=loss)
     for found in sums[1:]:
         np.testing.assert_allclose(found, sums[0], rtol=1e-5, atol=1e-6)
 

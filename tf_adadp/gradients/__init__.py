@@ -1,7 +1,7 @@
 """Clipped sums of per-example gradients: the loss of one example, and engines that sum them."""
 
 from tf_adadp.gradients.api import clipped_sum, make_engine
-from tf_adadp.gradients.example_graph import ExampleGraph, refuse_state
+from tf_adadp.gradients.example_graph import ExampleGraph, refuse_state, shaped_by_values
 from tf_adadp.gradients.example_loss import (
     PROBE_BATCH,
     ExampleLoss,
@@ -24,6 +24,7 @@ __all__ = [
     "losses_of_rows",
     "make_engine",
     "refuse_state",
+    "shaped_by_values",
     "weight_regularization",
     "without_state",
 ]

@@ -31,6 +31,7 @@ _SLOW_UNDER_XLA = (
     keras.layers.RNN,
     keras.layers.Bidirectional,
 )
+_NOT_UNDER_XLA = (keras.layers.CategoryEncoding, keras.layers.Discretization)
 
 
 def make_engine(
@@ -78,14 +79,16 @@ def make_engine(
     }
     example_loss = ExampleLoss(model, loss)
     example_loss.check_multiplicity(augmentation_multiplicity)
-    control_flow = None
+    control_flow = shaped_by_values = None
     if element_spec is not None:
         example = tf.nest.map_structure(
             lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), element_spec
         )
         graph = ExampleGraph(example_loss, example)
         graph.check()  # before anything runs, on random data too
-        control_flow = graph.control_flow()
+        control_flow, shaped_by_values = graph.control_flow(), graph.shaped_by_values()
+        # Vectorised, a lot would stop where two of its records differ in their number of words.
+        options["sequential"] |= shaped_by_values is not None
     num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
     reason = "as asked for"
     if gradient_engine != "vectorized":
@@ -129,7 +132,9 @@ def make_engine(
     has_attention = any(isinstance(layer, ghost.ATTENTION) for layer in layers)
     has_attention &= not options["sequential"]
     if jit_compile == "auto":
-        jit_compile = has_attention or (control_flow is None and _compiles_well(layers))
+        jit_compile = has_attention or (
+            control_flow is None and shaped_by_values is None and _compiles_well(layers)
+        )
     elif not jit_compile and has_attention:
         # tf.vectorized_map over attention ends the process without XLA (free(): invalid pointer).
         raise ValueError(
@@ -247,7 +252,8 @@ def clipped_sum(
 
 
 def _compiles_well(layers):
-    return all(layer.supports_jit and not isinstance(layer, _SLOW_UNDER_XLA) for layer in layers)
+    unsuited = _SLOW_UNDER_XLA + _NOT_UNDER_XLA
+    return all(layer.supports_jit and not isinstance(layer, unsuited) for layer in layers)
 
 
 def _has_masked_recurrence(layers):

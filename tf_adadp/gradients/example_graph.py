@@ -1,4 +1,4 @@
-"""What the loss of one example writes, calls and loops over, read off its graph."""
+"""What the loss of one example and its gradient write, call and loop over, read off their graph."""
 
 import tensorflow as tf
 
@@ -7,14 +7,22 @@ from tf_adadp.problems import Problem, raise_first
 
 _WRITES = (
     "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
-    "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
+    "LookupTableRemove", "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
+)  # fmt: skip
+# Their outputs have as many entries as the values tell; `tf.vectorized_map` stops where two
+# examples differ in that.
+_SHAPED_BY_VALUES = (
+    "DynamicPartition", "ListDiff", "NonMaxSuppression", "RaggedRange", "StringNGrams",
+    "StringSplit", "UnicodeDecode", "Unique", "Where",
 )  # fmt: skip
 _CALLS_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 
 
 class ExampleGraph:
-    """The traced loss of one example; nothing is run.
+    """The traced loss of one example, and its gradient where a function of its own gives that.
+
+    Nothing is run.
 
     Args:
         example_loss: an `ExampleLoss`.
@@ -29,7 +37,17 @@ class ExampleGraph:
         def one_example(x, y, sample_weight, seeds):
             return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
 
-        self._graph = one_example.get_concrete_function(*example, seeds).graph
+        @tf.function(autograph=False)
+        def gradient(x, y, sample_weight, seeds):
+            weights = example_loss.trainable_values()
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(weights)
+                loss = example_loss(weights, x, y, sample_weight, seeds)[0]
+            return tape.gradient(loss, weights, unconnected_gradients="zero")
+
+        self._graph = self._whole = one_example.get_concrete_function(*example, seeds).graph
+        if any("_gradient_op_type" in node.attr for node in _nodes(self._graph)):
+            self._whole = gradient.get_concrete_function(*example, seeds).graph
 
     def check(self):
         """Raises ValueError for the first of `problems`."""
@@ -37,11 +55,21 @@ class ExampleGraph:
 
     def problems(self):
         """The `state_problems` of layers and loss."""
-        return state_problems(self._graph, "a layer or the loss", self._model.variables)
+        return state_problems(self._whole, "a layer or the loss", self._model.variables)
 
     def control_flow(self):
         """The name of a loop or a branch in it, or None."""
         return next((node.name for node in _nodes(self._graph) if node.op in _CONTROL_FLOW), None)
+
+    def shaped_by_values(self):
+        """The name of an operation whose output's shape depends on an example's values, or None."""
+        return shaped_by_values(self._graph)
+
+
+def shaped_by_values(traced):
+    """The name of an operation of a `FuncGraph` that makes shapes of values, or None."""
+    nodes = _nodes(traced)
+    return next((node.name for node in nodes if node.op.startswith(_SHAPED_BY_VALUES)), None)
 
 
 def state_problems(traced, whose, known_variables=()):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from tf_adadp.gradients.indices import total_lookups, total_loss
+from tf_adadp.gradients.indices import total_labels, total_lookups, total_loss
 from tf_adadp.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
@@ -114,17 +114,17 @@ class ExampleLoss:
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
-        with total_lookups(self.model):
+        with total_lookups(self.model), total_labels():
             y_pred, _, layer_losses = self.model.stateless_call(
                 trainable, non_trainable, x, return_losses=True, **self._call_arguments
             )
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
-    def losses(self, y, y_pred, sample_weight, batch_size):
+    def losses(self, y, y_pred, sample_weight, batch_size, mapped=tf.vectorized_map):
         """The compiled losses of each example by itself, float32 [B], from a batch's predictions.
 
-        Mapped over the examples, so that no reduction can mix them.
+        Mapped over the examples, by `mapped`, so that no reduction can mix them.
         """
         if self._loss is None:
             return tf.zeros([batch_size])
@@ -143,7 +143,7 @@ class ExampleLoss:
                     row._keras_mask = mask
             return self._batch_of_one(*tf.nest.pack_sequence_as(structure, rows[: len(leaves)]))
 
-        return tf.vectorized_map(one_example, [flat[i] for i in present])
+        return mapped(one_example, [flat[i] for i in present])
 
     def _batch_of_one(self, y, y_pred, sample_weight):
         """The compiled losses of a batch of one, float32."""
@@ -170,7 +170,7 @@ def without_state(loss):
         single = total_loss(single)
 
         def call(y_true, y_pred, sample_weight=None):
-            with keras.StatelessScope():
+            with keras.StatelessScope(), total_labels():
                 value = single(y_true, y_pred, sample_weight)
             # Keras divides means by the number of replicas, for gradients that it adds up.
             if single.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):

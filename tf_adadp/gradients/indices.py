@@ -10,6 +10,7 @@ import contextlib
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import gen_nn_ops
 
 from tf_adadp.gradients.patching import PATCHING, replaced
 
@@ -51,6 +52,23 @@ def _total_lookup(layer):
         return tf.where(valid[..., None], outputs, tf.cast(float("nan"), outputs.dtype))
 
     return call
+
+
+@contextlib.contextmanager
+def total_labels():
+    """While it is open, cross-entropy of class indices is NaN for those that name no class.
+
+    Whoever calls it: on a CPU TensorFlow stops, and prints the labels of the whole batch.
+    """
+    cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
+
+    def total(features, labels, name=None):
+        valid = (labels >= 0) & (labels < tf.cast(tf.shape(features)[-1], labels.dtype))
+        values, gradient = cross_entropy(features, tf.where(valid, labels, 0), name=name)
+        return tf.where(valid, values, tf.cast(float("nan"), values.dtype)), gradient
+
+    with PATCHING, replaced(gen_nn_ops, sparse_softmax_cross_entropy_with_logits=total):
+        yield
 
 
 def total_loss(loss):

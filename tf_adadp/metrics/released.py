@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import noise, replicas
-from tf_adadp.gradients import refuse_state
+from tf_adadp.gradients import refuse_state, shaped_by_values
 from tf_adadp.gradients.mapping import map_examples
 from tf_adadp.metrics.example_metrics import ExampleMetrics
 from tf_adadp.metrics.settings import PREFIX
@@ -59,6 +59,7 @@ class LotMetrics:
         self._bounds = np.asarray(bounds)
         # A stream of its own, also where it is seeded: it has nothing to do with other noise.
         self._key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
+        self._sequential = False
         self._rows = tf.function(self._clipped_rows, autograph=False)
         self._check_keeps_no_state(element_spec)
         with tf.init_scope():
@@ -77,6 +78,9 @@ class LotMetrics:
         row = tf.TensorSpec([None], tf.float32)
         traced = self._rows.get_concrete_function(y, y_pred, sample_weight, row, row)
         refuse_state(traced.graph, "a released metric")
+        if shaped_by_values(traced.graph) is not None:  # vectorised, it would stop some lots
+            self._sequential = True
+            self._rows = tf.function(self._clipped_rows, autograph=False)
 
     def _clipped_rows(self, y, y_pred, sample_weight, mask, losses):
         """Every example's values over their bounds, in [0, 1], float32 [B, d]; 0 for padding."""
@@ -95,7 +99,7 @@ class LotMetrics:
 
         # Mapped, so that no function of a batch can mix its examples.
         structure = (y, y_pred, sample_weight, self._metrics.ahead(y, y_pred), losses)
-        return map_examples(one_example, structure, mask, sequential=False)
+        return map_examples(one_example, structure, mask, sequential=self._sequential)
 
     def set_modes(self, callbacks):
         """Tells callbacks that monitor a release in mode "auto" which way is better.

@@ -118,7 +118,7 @@ def probe(ghost_pass, element_spec):
         trainable = example_loss.trainable_values()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            total = _summed_loss(example_loss, trainable, batch, seeds)
+            total = _summed_loss(ghost_pass, trainable, batch, seeds)
         grads = tape.gradient(total, trainable, unconnected_gradients="zero")
         return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
 
@@ -163,10 +163,11 @@ def probe(ghost_pass, element_spec):
     return tuple(_planned(records))
 
 
-def _summed_loss(example_loss, trainable, batch, seeds):
+def _summed_loss(ghost_pass, trainable, batch, seeds):
     """The sum of the examples' losses: of each alone, or, where random layers would draw otherwise
     for an example alone, of the batch."""
     x, y, sample_weight = batch
+    example_loss = ghost_pass.example_loss
     if example_loss.num_seed_generators == 0:
         alone = [
             tf.nest.map_structure(lambda t, i=i: None if t is None else t[i], batch)
@@ -176,7 +177,7 @@ def _summed_loss(example_loss, trainable, batch, seeds):
     y_pred, layer_losses = example_loss.predictions(trainable, x, seeds)
     if layer_losses:
         raise CannotFollow("it has activity regularisers beside random layers")
-    return tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, ROWS))
+    return tf.reduce_sum(example_loss.losses(y, y_pred, sample_weight, ROWS, ghost_pass.map))
 
 
 def _planned(records):

@@ -94,7 +94,7 @@ class GhostPass:
                 y_pred, layer_losses = self.example_loss.predictions(trainable, x, seeds)
             if len(layer_losses) > len(penalties):
                 raise CannotFollow("a layer adds a loss of its own (`add_loss`)")
-            losses = self.example_loss.losses(y, y_pred, sample_weight, batch_size)
+            losses = self.example_loss.losses(y, y_pred, sample_weight, batch_size, self.map)
             losses = tf.add_n([losses, *penalties])
             total = tf.reduce_sum(losses) * self._loss_scale
         if cut:

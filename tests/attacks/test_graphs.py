@@ -1,0 +1,120 @@
+"""What a loss may do in its gradient, or with the words of a record, unseen."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import data
+
+import tf_adadp as dp
+
+L = keras.layers
+
+
+class Watching(L.Layer):
+    """Keeps the gradients of raw records, in a function for the gradient alone."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self._keep = keep
+
+    def call(self, x):
+        @tf.custom_gradient
+        def watched(z):
+            def gradient(upstream):
+                self._keep(upstream)
+                return upstream
+
+            return tf.identity(z), gradient
+
+        return watched(x)
+
+
+class Positive(L.Layer):
+    """Means over as many entries as a record has positive ones."""
+
+    def call(self, x):
+        return tf.reduce_sum(tf.boolean_mask(x, x > 0)) * x
+
+
+class LabelledOnly(keras.losses.Loss):
+    """Of as many labels as a record has."""
+
+    def call(self, y, y_pred):
+        errors = tf.ragged.boolean_mask(tf.square(y - y_pred), y >= 0)
+        return tf.reduce_sum(errors, axis=-1)
+
+
+def _model(*layers, engine="auto", loss="sparse_categorical_crossentropy", **compiled):
+    model = keras.Sequential([*layers, L.Dense(3, activation="softmax")])
+    private = dp.DPModel(model, gradient_engine=engine)
+    private.compile(
+        dp.DPSGD(learning_rate=0.1, noise_multiplier=1.0),
+        loss=loss,
+        log_raw_metrics=False,
+        **compiled,
+    )
+    return private
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+def test_state_kept_by_a_custom_gradient(engine):
+    x, y = data()
+    seen, calls = tf.Variable(0.0), []
+    keeps = (
+        lambda upstream: seen.assign_add(tf.reduce_sum(upstream)),
+        lambda upstream: tf.py_function(lambda raw: calls.append(raw), [upstream], []),
+    )
+    for keep in keeps:
+        model = _model(L.Dense(4), Watching(keep), engine=engine)
+        with pytest.raises(ValueError, match="keeps state or calls Python"):
+            model.fit(x, y, batch_size=len(x), verbose=0)
+        assert model.ledger.steps == 0
+    assert seen.numpy() == 0
+    assert not calls
+
+
+def test_records_of_unequal_numbers_of_words():
+    x = np.array([["a b"], [""], ["zz"], ["c d e f"]], object)
+    words = L.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
+    model = _model(keras.Input((1,), dtype="string"), words)
+    model.fit(x, np.arange(4) % 3, batch_size=4, verbose=0)
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+def test_records_of_unequal_numbers_of_positive_entries(engine):
+    x, y = data()
+    model = _model(L.Dense(4), Positive(), engine=engine)
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+def test_records_of_unequal_numbers_of_labels(engine):
+    x, y = data()
+    y = np.eye(3, dtype=np.float32)[y]
+    y[3, 1:] = -1
+    model = _model(
+        L.Dense(4),
+        engine=engine,
+        loss=LabelledOnly(),
+        metrics=[lambda y, y_pred: tf.reduce_mean(tf.boolean_mask(y_pred, y >= 0))[None]],
+        released_metrics=dp.ReleasedMetrics(noise_multiplier=5.0, loss_bound=1.0),
+    )
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: L.CategoryEncoding(num_tokens=4, output_mode="multi_hot"),
+        lambda: L.Discretization(bin_boundaries=[0.0, 1.0], output_mode="multi_hot"),
+    ],
+)
+def test_layers_that_xla_cannot_compile(layer):
+    x = np.arange(8, dtype=np.int32).reshape(4, 2) % 4
+    model = _model(keras.Input((2,), dtype="int32"), layer(), engine="vectorized")
+    model.fit(x, np.arange(4) % 3, batch_size=4, verbose=0)
+    assert model.ledger.steps == 1
