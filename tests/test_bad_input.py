@@ -307,10 +307,9 @@ def test_a_microbatched_custom_loop_needs_the_lot_size():
 def test_distribution_strategies():
     x, y = data()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    with strategy.scope():
-        private = private_model()
-        refused(private, "one device")
-    refused(private, "one device")
     outside = private_model()
-    with strategy.scope(), pytest.raises(ValueError, match="one device"):
+    with strategy.scope(), pytest.raises(ValueError, match="was not made under"):
         outside.fit(x, y, batch_size=30, verbose=0)
+    with tf.distribute.experimental.CentralStorageStrategy(["cpu:0"], "cpu:0").scope():
+        private = private_model()
+        refused(private, "CentralStorageStrategy: DPModel trains under")

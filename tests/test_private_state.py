@@ -66,31 +66,45 @@ def secrets(model):
     return {int(word) for key in keys for word in key.key.numpy()}
 
 
-def test_ten_steps_are_five_and_five_in_another_process(saved, tmp_path):
-    for copy in ("straight", "parts"):
-        shutil.copytree(saved, tmp_path / copy)
-    straight = load(tmp_path / "straight")
-    train(straight, 10)
-    first = load(tmp_path / "parts")
-    train(first, 5)
-    save(first, tmp_path / "half")
-    assert secrets(first).isdisjoint(secrets(straight))
-    script = """
-        import pathlib, sys
-        folder = pathlib.Path(sys.argv[1])
-        sys.path.insert(0, sys.argv[2])
-        import test_private_state as t
-        model = t.load(folder / "half")
-        t.train(model, 5)
-        t.save(model, folder / "done")
-    """
-    here = os.path.dirname(__file__)
+def run_here(folder, lines):
+    """Runs lines of Python, with this file as `t` and `folder`, in a process of its own."""
+    script = (
+        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\nsys.path.insert(0, sys.argv[2])\n"
+    )
+    script += "import test_private_state as t\n" + textwrap.dedent(lines)
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), tmp_path, here],
+        [sys.executable, "-c", script, folder, os.path.dirname(__file__)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
-    done = make()
+
+
+def test_ten_steps_are_five_and_five_in_another_process(saved, tmp_path):
+    for copy in ("straight", "parts"):
+        shutil.copytree(saved, tmp_path / copy)
+    # All in new processes: in this one other tests chose how TensorFlow rounds.
+    run_here(
+        tmp_path,
+        """
+        straight = t.load(folder / "straight")
+        t.train(straight, 10)
+        t.save(straight, folder / "ten")
+        first = t.load(folder / "parts")
+        t.train(first, 5)
+        t.save(first, folder / "half")
+        assert t.secrets(first).isdisjoint(t.secrets(straight))
+        """,
+    )
+    run_here(
+        tmp_path,
+        """
+        model = t.load(folder / "half")
+        t.train(model, 5)
+        t.save(model, folder / "done")
+        """,
+    )
+    straight, done = make(), make()
+    straight.load_weights(tmp_path / "ten" / "w.weights.h5")
     done.load_weights(tmp_path / "done" / "w.weights.h5")
     variables = [m.model.weights + m.optimizer.variables for m in (straight, done)]
     for a, b in zip(*variables, strict=True):

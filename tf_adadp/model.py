@@ -771,7 +771,7 @@ class DPModel(keras.Model):
                 f"{type(self.optimizer).__name__} trains on one device: its branches cannot wait "
                 f"for other replicas. Train it without {type(self.distribute_strategy).__name__}."
             )
-        if self.distribute_strategy.num_replicas_in_sync > 1 and self.steps_per_execution > 1:
+        if replicas.is_strategy(self.distribute_strategy) and self.steps_per_execution > 1:
             raise ValueError(
                 f"steps_per_execution={self.steps_per_execution} under "
                 f"{type(self.distribute_strategy).__name__}: TensorFlow cannot run Keras's loop "

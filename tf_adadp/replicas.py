@@ -91,9 +91,9 @@ def distribute(dataset, strategy):
 
     Returns:
         `(dataset, share)`: what to iterate over, and a function that makes a lot of what a replica
-        is given by it. For one replica, the dataset itself and the identity.
+        is given by it. Without a strategy, the dataset itself and the identity.
     """
-    if strategy.num_replicas_in_sync == 1:
+    if not is_strategy(strategy):
         return dataset, lambda lot: lot
     number = len(strategy.extended.worker_devices)  # of this process
     flat = tf.nest.flatten(dataset.element_spec)
@@ -138,6 +138,11 @@ def check_microbatches(strategy, microbatch_size):
             )
 
 
+def is_strategy(strategy):
+    """Whether it is one that a DPModel trains under, and not TensorFlow's default."""
+    return isinstance(strategy, _STRATEGIES)
+
+
 def check_strategy(model, strategy):
     """Refuses strategies, and models made outside of them, that would not train privately.
 
@@ -148,7 +153,7 @@ def check_strategy(model, strategy):
     if default:
         return
     kind = type(strategy).__name__
-    if not isinstance(strategy, _STRATEGIES):
+    if not is_strategy(strategy):
         raise ValueError(
             f"{kind}: DPModel trains under {', '.join(s.__name__ for s in _STRATEGIES)} or none. "
             "Under others, one noise per lot is not assured."

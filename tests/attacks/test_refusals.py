@@ -151,19 +151,20 @@ def test_the_update_rule_takes_no_raw_gradients():
 # The model.
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_strategies(steps_per_execution):
+@pytest.mark.parametrize("kind", [tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy])
+def test_strategies(kind):
     """Under one of them Keras iterates in a way that charged one step of four."""
     x, y = data()
-    law = PoissonSampling(ROWS, 30)
-    for strategy in (
-        tf.distribute.MirroredStrategy(["cpu:0"]),
-        tf.distribute.OneDeviceStrategy("cpu:0"),
-    ):
-        with strategy.scope():
-            private = private_model(steps_per_execution=steps_per_execution)
-        unmoved(private, lambda m=private: fit(m), "one device")
-        unmoved(private, lambda m=private: m.train_on_batch(x, y, law=law), "one device")
+    strategy = kind(["cpu:0"]) if kind is tf.distribute.MirroredStrategy else kind("cpu:0")
+    with strategy.scope():
+        several = private_model(steps_per_execution=4)
+        private = private_model()
+    unmoved(several, lambda: fit(several), "Compile with 1")
+    fit(private, steps_per_epoch=3)
+    assert private.ledger.steps == private.optimizer.steps_taken == 3
+    private.train_on_batch(x, y, law=PoissonSampling(ROWS, ROWS))
+    assert private.ledger.steps == private.optimizer.steps_taken == 4
+    assert private.optimizer.uncharged_releases == 0
 
 
 @pytest.mark.parametrize("name", ["train_step", "compute_loss"])

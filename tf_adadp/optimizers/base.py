@@ -583,7 +583,7 @@ class DPOptimizer:
         names, mine = set(store.keys()), [tuple(v.shape) for v in self.variables]
         stored = len(names)
         # Of an optimizer that was never built there are at most its steps and its rate.
-        if not self.built or stored <= 2 < len(mine):
+        if not self.built or not stored or stored <= 2 < len(mine):
             return  # nothing to restore, as Keras says in a warning
         ordered = [str(i) for i in range(stored)]
         theirs = [tuple(np.shape(store[name])) for name in ordered if name in names]
