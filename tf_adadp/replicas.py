@@ -40,7 +40,8 @@ def all_reduced(structure):
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return structure
-    flat = tf.nest.flatten(structure)
+    # Copied onto the replica's device: TensorFlow refuses tensors that were read on none.
+    flat = [tf.identity(t) for t in tf.nest.flatten(structure)]
     summed = list(flat)
     for dtype in {t.dtype: None for t in flat}:  # what travels together has one type
         of_type = [i for i, t in enumerate(flat) if t.dtype == dtype]

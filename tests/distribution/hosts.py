@@ -73,6 +73,11 @@ def main():
     model.fit(parts, steps_per_epoch=2, verbose=0)
     seen["steps_after"] = model.ledger.steps
     seen["epsilon"] = model.epsilon(1e-3)
+    with STRATEGY.scope():
+        noisy = dp.DPModel(keras.Sequential([keras.Input([6]), keras.layers.Dense(3)]))
+        released = dp.ReleasedMetrics(5.0, loss_bound=3.0)
+        noisy.compile(dp.DPSGD(noise_multiplier=2.0), loss, released_metrics=released)
+    seen["released"] = noisy.fit(x, y, 60, steps_per_epoch=2, verbose=0).history["released_loss"]
     if NUMBER == 0:
         model.save(FOLDER / "model.keras")
     print("RESULT " + json.dumps(seen), flush=True)

@@ -62,7 +62,17 @@ def _run(folder):
 
 
 def _check_state(seen):
-    for name in ("count", "from_chief", "bytes", "history", "key", "weights", "state", "steps"):
+    for name in (
+        "count",
+        "from_chief",
+        "bytes",
+        "history",
+        "key",
+        "weights",
+        "state",
+        "steps",
+        "released",
+    ):
         assert [s[name] for s in seen] == [seen[0][name]] * WORKERS, name
     assert [s["number"] for s in seen] == [0, 1, 2]
     assert seen[0]["from_chief"] == [-0.0, 0.0]
