@@ -766,10 +766,11 @@ class DPModel(keras.Model):
             element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
         """
         replicas.check_strategy(self.model, self.distribute_strategy)
-        if self.distribute_strategy.num_replicas_in_sync > 1 and not self.optimizer.distributable:
+        kept_alone = self.optimizer.kept_on_one_device
+        if self.distribute_strategy.num_replicas_in_sync > 1 and kept_alone:
             raise ValueError(
-                f"{type(self.optimizer).__name__} trains on one device: its branches cannot wait "
-                f"for other replicas. Train it without {type(self.distribute_strategy).__name__}."
+                f"{kept_alone} trains on one device: its branches cannot wait for other replicas. "
+                f"Train it without {type(self.distribute_strategy).__name__}."
             )
         if replicas.is_strategy(self.distribute_strategy) and self.steps_per_execution > 1:
             raise ValueError(

@@ -167,6 +167,8 @@ def what_cannot_be_split_is_refused():
     data = X[:50], Y[:50]
     annealing = make(lambda: dp.SADPSGD(noise_multiplier=1.0, energy_data=data))
     refused("SADPSGD trains on one device", lambda: annealing.fit(X[50:], Y[50:], 30, verbose=0))
+    windowed = make(lambda: dp.ADADP(noise_multiplier=1.0, prior=dp.priors.WindowedPrior()))
+    refused("WindowedPrior trains on one device", lambda: windowed.fit(X, Y, 30, verbose=0))
     several = make(lambda: dp.DPSGD(noise_multiplier=1.0), steps_per_execution=3)
     refused("Compile with 1", lambda: several.fit(X, Y, 30, verbose=0))
     # A fifth record dealt to two devices moves the third to the first one: 4C, in place of 2C.

@@ -112,6 +112,13 @@ class AdaptiveNoise(DPOptimizer):
         else:
             self._prior = prior
 
+    @property
+    def kept_on_one_device(self):
+        """See `DPOptimizer`."""
+        return super().kept_on_one_device or (
+            None if self._prior.distributable else type(self._prior).__name__
+        )
+
     def _check_clip(self, l2_norm_clip):
         if isinstance(l2_norm_clip, dict):
             raise ValueError(

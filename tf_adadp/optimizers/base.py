@@ -378,6 +378,15 @@ class DPOptimizer:
         return seed + tf.stack([replicas.replica_number() * 2**32, tf.zeros([], tf.int64)])
 
     @property
+    def kept_on_one_device(self):
+        """The name of what has branches that several replicas cannot take together; or None."""
+        if not self.distributable:
+            return type(self).__name__
+        if getattr(self, "ema_overwrite_frequency", None) is not None and self.use_ema:
+            return f"ema_overwrite_frequency={self.ema_overwrite_frequency}"
+        return None
+
+    @property
     def steps_taken(self):
         """`iterations` as an int (outside of graphs), also where it is on several devices."""
         return int(self.iterations.numpy())

@@ -32,6 +32,8 @@ class Prior(abc.ABC):
         floor: f in [0, 1), r² ← f² + (1 − f²)·r².
     """
 
+    distributable = True  # False where `update` has branches: several replicas cannot take them
+
     def __init__(self, *, exponent=0.25, floor=FLOOR):
         self.exponent = check_number("exponent", exponent, "a finite number above 0", above=0)
         self.floor = check_number("floor", floor, "a number in [0, 1)", at_least=0, below=1)

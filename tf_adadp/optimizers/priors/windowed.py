@@ -21,6 +21,8 @@ class WindowedPrior(ExponentialPrior):
         pooling, shrinkage, exponent, floor: see `ExponentialPrior`.
     """
 
+    distributable = False  # a window is closed in a branch
+
     def __init__(self, *, window=10, decay=0.9, **kwargs):
         super().__init__(decay=decay, **kwargs)
         self.window = check_integer("window", window, "an integer of at least 1", at_least=1)
