@@ -10,6 +10,8 @@ class RawPrior:
     line 7 of Algorithm 1. For research; an optimizer that uses it is charged ε = ∞.
     """
 
+    distributable = True
+
     def __init__(self, decay):
         self._decay = decay
 
