@@ -28,6 +28,8 @@ import sys
 import tempfile
 import time
 
+from kill_resume import stored
+
 WORKERS = 3
 ROWS, LOT, SIGMA, DELTA, INTERVAL = 600, 30, 2.0, 1e-4, 10
 STEPS_PER_EPOCH = 5
@@ -116,14 +118,6 @@ def start(folder, life):
         command = [sys.executable, __file__, f"--life={life}", f"--worker={number}", f"--folder={folder}"]  # fmt: skip  # noqa: E501
         started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
     return started
-
-
-def stored(folder):
-    """The ledger in the file; an empty one if it was never written."""
-    from tf_adadp import accounting
-
-    path = folder / "ledger.json"
-    return accounting.PrivacyLedger.load(path) if path.exists() else accounting.PrivacyLedger()
 
 
 def kill_once(folder, life, victim, rng):

@@ -235,7 +235,7 @@ def test_a_ledger_of_the_first_version_is_read_and_one_of_a_later_version_refuse
         for entry in content["entries"]
     ]
     first = {"history_lost": content["history_lost"], "entries": entries}
-    document = {"format": "tf_adadp.PrivacyLedger", "sha256": storage._checksum(first)}
+    document = {"format": "tf_adadp.PrivacyLedger", "sha256": storage.checksum_of(first)}
     path = tmp_path / "other.weights.h5"
     for version, migrated in ((1, True), (3, False)):
         shutil.copy(folder / "saved.weights.h5", path)

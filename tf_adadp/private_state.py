@@ -12,7 +12,6 @@ bound to the optimizer's class and steps, and to the ledger: to every entry and 
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import pathlib
@@ -21,7 +20,7 @@ import uuid
 
 from tf_adadp import noise
 from tf_adadp.accounting.laws import SamplingLaw
-from tf_adadp.accounting.storage import sync_folder
+from tf_adadp.accounting.storage import checksum_of, sync_folder
 from tf_adadp.sampling.keys import LotKey, StepCounter
 from tf_adadp.sampling.sampled import SampledLots
 from tf_adadp.workers import num_workers
@@ -103,7 +102,7 @@ def save(model, lots, path):
                 "step": lots.first + position,
             }
             model._run.lots = None  # of the old key
-        document = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(state)}
+        document = {"format": _FORMAT, "version": _VERSION, "sha256": checksum_of(state)}
         file.write(json.dumps({**document, "state": state}).encode())
         file.flush()
         os.fsync(file.fileno())
@@ -174,12 +173,7 @@ def _keys(optimizer):
 def _fingerprint(ledger):
     """Of every entry and its count, whatever their order."""
     entries = sorted((entry.id, entry.count) for entry in ledger.entries)
-    return {"releases": ledger.steps, "sha256": _checksum(entries)}
-
-
-def _checksum(content):
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return {"releases": ledger.steps, "sha256": checksum_of(entries)}
 
 
 def _check_system():
@@ -230,7 +224,7 @@ def _parse(text):
     try:
         document = json.loads(text)
         format, version, state = (document[k] for k in ("format", "version", "state"))
-        whole = document["sha256"] == _checksum(state)
+        whole = document["sha256"] == checksum_of(state)
     except (ValueError, KeyError, TypeError):
         raise ValueError(
             "it is no private state, or its writing was cut short. Resume without it."

@@ -174,6 +174,14 @@ def what_cannot_be_split_is_refused():
     # A fifth record dealt to two devices moves the third to the first one: 4C, in place of 2C.
     slots = make(lambda: dp.DPSGD(noise_multiplier=1.0, microbatch_size=5))
     refused("microbatch_size=5 on 4 devices", lambda: slots.fit(X, Y, 30, verbose=0))
+    slots.optimizer.build(slots.trainable_variables)
+    loss, lot = keras.losses.SparseCategoricalCrossentropy(), dp.make_lot(X, Y, None, 8)
+
+    def custom_loop():
+        arguments = {"expected_lot_size": 30, "gradient_engine": "vectorized"}
+        STRATEGY.run(lambda: dp.clipped_sum(slots.model, loss, lot, slots.optimizer, **arguments))
+
+    refused("microbatch_size=5 on 4 devices", tf.function(custom_loop, autograph=False))
     model = make(lambda: dp.DPSGD(noise_multiplier=1.0))
     refused("train_on_batch under MirroredStrategy", lambda: model.train_on_batch(X[:5], Y[:5]))
     assert model.optimizer.steps_taken == 0

@@ -38,7 +38,7 @@ def format_document(content: Mapping[str, Any]) -> str:
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "sha256": _checksum(content),
+        "sha256": checksum_of(content),
         "ledger": content,
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -68,7 +68,7 @@ def parse_document(text: str) -> Mapping[str, Any]:
     if not all(isinstance(content[name], list) for name in _LISTS & set(content)):
         raise ValueError("its content is malformed.")
     try:
-        checksum = _checksum(content)
+        checksum = checksum_of(content)
     except ValueError as error:
         raise ValueError("its content holds a number that is not finite.") from error
     if checksum != document.get("sha256"):
@@ -202,6 +202,11 @@ def _is_at(file, path: pathlib.Path) -> bool:
     return False
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def checksum_of(content: Any) -> str:
+    """Returns the SHA-256 of JSON content, whatever the order of its keys.
+
+    Raises:
+      ValueError: it holds a number that is not finite.
+    """
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()

@@ -12,6 +12,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 from tf_adadp.gradients.indices import total_labels, total_lookups, total_loss
+from tf_adadp.gradients.patching import shallow_copy
 from tf_adadp.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
@@ -196,27 +197,19 @@ def batch_reductions(loss, y, y_pred):
     """
     problems = []
 
-    def checked(single):
-        def call(y_true, y_pred, sample_weight=None):
-            y_true, y_pred = keras.tree.map_structure(
-                lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
-            )
-            values = single.call(y_true, y_pred)
-            if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
-                problems.append(
-                    Problem(
-                        f"The loss {single.name!r}",
-                        f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
-                        "reduces the batch axis, so the loss of one example depends on the others",
-                        "Return one value per example (shape [batch, ...]) from `call` and leave "
-                        "the reduction to Keras.",
-                    )
+    def check(single, values):
+        if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
+            problems.append(
+                Problem(
+                    f"The loss {single.name!r}",
+                    f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
+                    "reduces the batch axis, so the loss of one example depends on the others",
+                    "Return one value per example (shape [batch, ...]) from `call` and leave "
+                    "the reduction to Keras.",
                 )
-            return keras.ops.sum(values)
+            )
 
-        return call
-
-    compute_output_spec(_map_losses(loss, checked), y, y_pred)
+    compute_output_spec(_showing_rows(loss, check), y, y_pred)
     return list(dict.fromkeys(problems))  # Keras may call a loss twice
 
 
@@ -228,21 +221,27 @@ def losses_of_rows(loss, y, y_pred):
         y, y_pred: structures of tensors.
     """
     found = []
+    showing = _showing_rows(loss, lambda single, values: found.append((single.name, values)))
+    with keras.StatelessScope():
+        showing(y, y_pred)
+    return found
 
-    def noted(single):
+
+def _showing_rows(loss, see):
+    """A copy of a CompileLoss that calls `see(single loss, its values)` before they are reduced."""
+
+    def shown(single):
         def call(y_true, y_pred, sample_weight=None):
             y_true, y_pred = keras.tree.map_structure(
                 lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
             )
             values = single.call(y_true, y_pred)
-            found.append((single.name, values))
+            see(single, values)
             return keras.ops.sum(values)
 
         return call
 
-    with keras.StatelessScope():
-        _map_losses(loss, noted)(y, y_pred)
-    return found
+    return _map_losses(loss, shown)
 
 
 def _map_losses(compile_loss, function, keep_metrics=False):
@@ -251,7 +250,7 @@ def _map_losses(compile_loss, function, keep_metrics=False):
     Without its metrics: inside a map over examples they would be updated once for all examples of
     a physical batch, and wrongly.
     """
-    mapped = _shallow_copy(compile_loss)
+    mapped = shallow_copy(compile_loss)
     if not keep_metrics:
         mapped._metrics = [None] * len(compile_loss._flat_losses)
     mapped._flat_losses = [
@@ -264,13 +263,6 @@ def _without_batch_reduction(loss):
     """A loss whose value on a batch of one is w·loss(y, y_pred), whatever its reduction was."""
     reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
     if loss.reduction in reductions:
-        loss = _shallow_copy(loss)
+        loss = shallow_copy(loss)
         loss.reduction = reductions[loss.reduction]
     return loss
-
-
-def _shallow_copy(keras_object):
-    """`copy.copy` without Keras's detour over a saved file."""
-    copied = object.__new__(type(keras_object))
-    copied.__dict__.update(keras_object.__dict__)
-    return copied

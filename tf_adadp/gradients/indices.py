@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import gen_nn_ops
 
-from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.gradients.patching import PATCHING, replaced, shallow_copy
 
 
 def names_a_row(indices, size):
@@ -97,6 +97,6 @@ def total_loss(loss):
             total._keras_mask = mask
         return total
 
-    total = object.__new__(type(loss))  # `copy.copy` would go by a saved file
-    total.__dict__.update(loss.__dict__, call=call)
+    total = shallow_copy(loss)
+    total.__dict__.update(call=call)
     return total

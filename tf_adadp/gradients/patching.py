@@ -1,4 +1,4 @@
-"""Attributes of layers, replaced while a graph is traced."""
+"""Attributes of Keras objects, replaced while a graph is traced, and copies to replace them in."""
 
 import contextlib
 import threading
@@ -21,3 +21,10 @@ def replaced(layer, **attributes):
                 del layer.__dict__[name]
             else:
                 layer.__dict__[name] = value
+
+
+def shallow_copy(keras_object):
+    """`copy.copy` without Keras's detour over a saved file."""
+    copied = object.__new__(type(keras_object))
+    copied.__dict__.update(keras_object.__dict__)
+    return copied

@@ -464,6 +464,8 @@ class DPOptimizer:
 
         Each of R replicas has slots of its own: an example draws one of those where it is.
         """
+        # Here, where custom loops come by as well.
+        replicas.check_microbatches(tf.distribute.get_strategy(), self.microbatch_size)
         each = self.microbatch_size * replicas.num_replicas()
         slots = tf.round(tf.cast(expected_lot_size, tf.float32) / each)
         return tf.maximum(tf.cast(slots, tf.int32), 1) * replicas.num_replicas()
