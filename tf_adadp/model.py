@@ -1,22 +1,20 @@
 """DPModel: any Keras model, trained with differential privacy."""
 
-import contextlib
 import dataclasses
 import math
 import warnings
-import weakref
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import gradients, private_state, replicas, saving, validation, workers
-from tf_adadp.accounting import PrivacyLedger, PrivacyWarning, UnknownSampling
+from tf_adadp import fit_arguments, gradients, private_state, replicas, saving, validation, workers
+from tf_adadp.accounting import PrivacyLedger, UnknownSampling
+from tf_adadp.checks import check_integer
+from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.metrics import LotMetrics, RawMetricsWarning, ReleasedMetrics
-from tf_adadp.optimizers import DPOptimizer
-from tf_adadp.optimizers.base import OPTIMIZERS_TAG
-from tf_adadp.optimizers.checks import check_integer
+from tf_adadp.run import Run
 from tf_adadp.sampling import (
     DeclaredLots,
     FixedSizeLots,
@@ -26,6 +24,7 @@ from tf_adadp.sampling import (
     UserLots,
     make_lot,
 )
+from tf_adadp.weights_ledger import UNCHARGED, LedgerState, WeightsLedger, uncharged_releases
 
 _LOTS = (
     PoissonLots,
@@ -38,7 +37,6 @@ _LOTS = (
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
-_UNCHARGED = "{} releases of the optimizer were not charged"
 _RESTORED = (
     "the optimizer's state was restored without the ledger, it says {} steps after {}. Restore by "
     "`load_weights`, `load_model` or tf.train.Checkpoint(model=<the DPModel>), which keep them "
@@ -111,9 +109,9 @@ class DPModel(keras.Model):
         self.model = model
         self.physical_batch_size = physical_batch_size
         self.gradient_engine = gradient_engine
-        self._ledger = PrivacyLedger()
-        self._ledger_state = _LedgerState(self)
-        self._run = _Run()
+        self._weights_ledger = WeightsLedger()
+        self._ledger_state = LedgerState(self)
+        self._run = Run()
         self._warned_of_raw_metrics = False
         if model.built:
             self.built = True
@@ -169,7 +167,7 @@ class DPModel(keras.Model):
         Raises:
             ValueError: if the optimizer is not private, or cannot cover released metrics.
         """
-        _check_optimizer(optimizer)
+        fit_arguments.check_optimizer(optimizer)
         if not (released_metrics is None or isinstance(released_metrics, ReleasedMetrics)):
             raise ValueError(
                 f"released_metrics={released_metrics!r}: give a tf_adadp.ReleasedMetrics, or None."
@@ -187,7 +185,7 @@ class DPModel(keras.Model):
                 "Drop one of them."
             )
         validation.check_layers(self.model)
-        self._close_uncharged()
+        self._weights_ledger.close_uncharged(self.weights)
         sigma = None if released_metrics is None else released_metrics.noise_multiplier
         optimizer.cover_metrics(sigma)
         super().compile(
@@ -271,9 +269,9 @@ class DPModel(keras.Model):
             raise ValueError(
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
             )
-        callbacks = _private_callbacks_first(callbacks)
+        callbacks = fit_arguments.private_callbacks_first(callbacks)
         if isinstance(x, _LOTS):
-            _refuse_with_lots(
+            fit_arguments.refuse_with_lots(
                 y=y, batch_size=batch_size, sample_weight=sample_weight, class_weight=class_weight
             )
             if validation_split:
@@ -284,10 +282,14 @@ class DPModel(keras.Model):
             lots = x
         else:
             if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = _split(
+                (x, y, sample_weight), validation_data = fit_arguments.split(
                     (x, y, sample_weight), validation_split
                 )
-            lots = self._lots_from_arrays(x, y, batch_size, sample_weight, class_weight)
+            if class_weight is not None:
+                sample_weight = fit_arguments.class_weights(y, class_weight, sample_weight)
+            lots = fit_arguments.lots_from_arrays(
+                x, y, sample_weight, batch_size, self.optimizer, self.distribute_strategy
+            )
             if validation_batch_size is None:
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
@@ -307,7 +309,7 @@ class DPModel(keras.Model):
         self._run.start(law, lots.expected_size, lots.seed is not None)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
-            _check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
+            fit_arguments.check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
             callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
@@ -358,7 +360,7 @@ class DPModel(keras.Model):
                 "which it splits over the replicas."
             )
         if class_weight is not None:
-            sample_weight = _class_weights(y, class_weight, sample_weight)
+            sample_weight = fit_arguments.class_weights(y, class_weight, sample_weight)
         batch = tf.nest.map_structure(
             lambda a: None if a is None else np.asarray(a), (x, y, sample_weight)
         )
@@ -402,12 +404,16 @@ class DPModel(keras.Model):
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
             uncharged = self.optimizer.uncharged_releases
             with self.optimizer.charged(
-                self._ledger, law, steps, position=position, reproducible_sampling=sampling
+                self._weights_ledger.last,
+                law,
+                steps,
+                position=position,
+                reproducible_sampling=sampling,
             ):
                 self._run.position += steps  # they are charged, whatever becomes of them
                 logs = run(iterator)
             if self.optimizer.uncharged_releases > uncharged:
-                self._close_uncharged()
+                self._weights_ledger.close_uncharged(self.weights)
             logs.pop(_NO_LOGS, None)
             self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
@@ -510,24 +516,13 @@ class DPModel(keras.Model):
 
         One ledger for all DPModels that have a privately trained variable in common, frozen or not.
         """
-        tagged = [v for v in self.weights if hasattr(v, "_tf_adadp_ledger")]
-        for variable in tagged:
-            other = variable._tf_adadp_ledger
-            if other is not self._ledger:
-                other.merge(self._ledger, same_data=True)  # about the same weights
-                self._ledger = other
-        for variable in tagged:
-            variable._tf_adadp_ledger = self._ledger
-        return self._ledger
+        return self._weights_ledger.of(self.weights)
 
     def take_chiefs_ledger(self, strategy):
         """On several hosts: the chief's ledger in place of this one, with the chief's weights."""
         text = workers.bytes_from_chief(strategy, self.ledger.to_json().encode())
         if workers.worker_number(strategy) > 0:
-            self._ledger = PrivacyLedger.from_json(text.decode())
-            for variable in self.weights:
-                if hasattr(variable, "_tf_adadp_ledger"):
-                    variable._tf_adadp_ledger = self._ledger
+            self._weights_ledger.replace(self.weights, PrivacyLedger.from_json(text.decode()))
         self._run.meet(self.optimizer)
 
     @property
@@ -574,10 +569,10 @@ class DPModel(keras.Model):
         ledger = self.ledger
         self._check_iterations()
         if not ledger.unknown_reasons:
-            uncharged = self._uncharged_releases()
+            uncharged = uncharged_releases(self.weights)
             if uncharged:
                 raise ValueError(
-                    _UNCHARGED.format(uncharged)
+                    UNCHARGED.format(uncharged)
                     + ": call `model.optimizer.charge(model.ledger, law)` before every "
                     "`apply_private`, with the law that the lots were drawn by."
                 )
@@ -636,11 +631,15 @@ class DPModel(keras.Model):
                 self.ledger.mark_unknown(_NO_LEDGER)
             self._run.meet(self._run.optimizer)
 
+    def stored_ledger(self):
+        """The ledger as JSON, as it is kept beside saved weights."""
+        self._weights_ledger.close_uncharged(self.weights)
+        return self.ledger.to_json()
+
     def save_own_variables(self, store):
         """Writes the ledger beside the weights."""
-        self._close_uncharged()
         super().save_own_variables(store)
-        store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
+        store["ledger"] = np.frombuffer(self.stored_ledger().encode(), np.uint8)
 
     def load_own_variables(self, store):
         """Merges the stored ledger into this one; weights of unknown history fail closed."""
@@ -650,10 +649,10 @@ class DPModel(keras.Model):
             self._run.met = None
             self.ledger.mark_unknown(_NO_LEDGER)
         else:
-            self._take_over(text)
+            self.take_over(text)
         self._run.ledger_loaded = True
 
-    def _take_over(self, text):
+    def take_over(self, text):
         """Merges the ledger of weights that are being loaded; a damaged one fails closed."""
         self._run.met = None  # the optimizer's state comes with them
         try:
@@ -729,36 +728,6 @@ class DPModel(keras.Model):
         )
         return cls(**config)
 
-    def _lots_from_arrays(self, x, y, batch_size, sample_weight, class_weight):
-        validation.check_data_source(x)
-        if batch_size is None:
-            raise ValueError(
-                "batch_size=None: give the expected lot size. It sets the sampling probability "
-                "batch_size/N and with it ε, so there is no default."
-            )
-        if class_weight is not None:
-            sample_weight = _class_weights(y, class_weight, sample_weight)
-        count, seed = workers.num_workers(self.distribute_strategy), self.optimizer.seed
-        num_examples = None
-        if count > 1:
-            number = workers.worker_number(self.distribute_strategy)
-            num_examples = len(tf.nest.flatten(x)[0])
-            (x, y, sample_weight) = tf.nest.map_structure(
-                lambda a: None if a is None else a[number::count], (x, y, sample_weight)
-            )
-            seed = None if seed is None else seed + (number + 1) * 2**64
-        lots = PoissonLots(
-            x,
-            y,
-            expected_size=batch_size,
-            sample_weight=sample_weight,
-            seed=seed,
-            num_examples=num_examples,
-        )
-        if lots.seed is not None:
-            lots.step = self.optimizer.steps_taken
-        return lots
-
     def _prepare(self, element_spec):
         """Builds and checks model, loss, metrics, optimizer and engine, before anything is trained.
 
@@ -788,7 +757,7 @@ class DPModel(keras.Model):
         self._check_unchanged()
         if self._run.engine is not None:
             self._run.layer_settings.check_unchanged()
-            self._share_ledger()
+            self._weights_ledger.share(self.weights, self.trainable_variables)
             return
         probe = tf.nest.map_structure(
             lambda s: (
@@ -835,7 +804,7 @@ class DPModel(keras.Model):
             )
         self._run.engine = engine
         self._run.layer_settings = validation.LayerSettings(self.model)
-        self._share_ledger()
+        self._weights_ledger.share(self.weights, self.trainable_variables)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds from the first batch, and drops it: that would be a lot.
@@ -896,23 +865,6 @@ class DPModel(keras.Model):
                 "sampling law that the running fit is charged by."
             )
 
-    def _uncharged_releases(self):
-        """Releases about these weights, by any private optimizer, that nobody charged."""
-        optimizers = {id(o): o for v in self.weights for o in getattr(v, OPTIMIZERS_TAG, ())}
-        return sum(o.uncharged_releases for o in optimizers.values())
-
-    def _close_uncharged(self):
-        """Puts releases that were not charged on record, where they would be forgotten."""
-        uncharged = self._uncharged_releases()
-        if uncharged:
-            self.ledger.mark_unknown(_UNCHARGED.format(uncharged))
-
-    def _share_ledger(self):
-        """Lets every DPModel that has one of the trained variables find this ledger."""
-        ledger = self.ledger
-        for variable in self.trainable_variables:
-            variable._tf_adadp_ledger = ledger
-
     @property
     def _logs_raw_metrics(self):
         asked = self._log_raw_metrics
@@ -927,10 +879,11 @@ class DPModel(keras.Model):
 
     def _on_batch(self, *batch):
         """What engines call with every physical batch; see their `clipped_sum`."""
-        if self._logs_raw_metrics:
-            self._update_metrics(*batch)
-        if self._run.released is not None:
-            self._run.released.add(*batch)
+        with no_index_stops():
+            if self._logs_raw_metrics:
+                self._update_metrics(*batch)
+            if self._run.released is not None:
+                self._run.released.add(*batch)
 
     def _update_metrics(self, y, y_pred, sample_weight, mask, losses):
         """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
@@ -943,232 +896,8 @@ class DPModel(keras.Model):
         self.compute_metrics(None, y, y_pred, sample_weight)
 
 
-class _LedgerState(tf.train.experimental.PythonState):
-    """The ledger of a DPModel as part of a `tf.train.Checkpoint` that holds the model."""
-
-    def __init__(self, model):
-        self._model = weakref.ref(model)
-
-    def serialize(self):
-        model = self._model()
-        model._close_uncharged()
-        return model.ledger.to_json().encode()
-
-    def deserialize(self, string_value):
-        self._model()._take_over(string_value.decode())
-
-
-class _Run:
-    """What a training run needs besides the model's state: never saved, never tracked by Keras."""
-
-    def __init__(self):
-        self.engine = None
-        self.layer_settings = None  # the layers, as the engine knows them
-        self.plan = None
-        self.y_pred = None
-        self.optimizer = None
-        self.trainable_state = {}
-        self.steps_per_execution = None
-        self.metrics_noise_multiplier = None
-        self.released = None  # a LotMetrics
-        self.expected_size = None
-        self.law = None
-        self.iterator = None
-        self.share = None  # makes a lot of what a replica is given
-        self.position = 0  # how many lots of the iterator were charged
-        self.lots = None  # a `private_state.LotsInUse`, of the last fit
-        self.resumed_lots = None  # what `load_private_state` brought for the next fit
-        self.reproducible_sampling = False
-        self.active = False
-        self.callbacks = ()
-        self.ledger_loaded = False
-        self.met = None
-        self._warned = False
-
-    @property
-    def released_names(self):
-        """The names of released metrics in the logs."""
-        return () if self.released is None else self.released.names
-
-    def reset(self, optimizer, trainable_state, steps_per_execution, metrics_noise_multiplier):
-        """After compile: another optimizer, another loss."""
-        self.engine = None
-        self.released = None
-        self.metrics_noise_multiplier = metrics_noise_multiplier
-        self.met = None
-        self.optimizer = optimizer
-        self.trainable_state = trainable_state
-        self.steps_per_execution = steps_per_execution
-        self._warned = False
-
-    def meet(self, optimizer):
-        """Remembers where the optimizer stands, to see state that is put in from outside."""
-        if optimizer is not None:
-            self.met = optimizer._noise_key.releases, optimizer.steps_taken
-
-    def start(self, law, expected_size, reproducible_sampling):
-        self.law = law
-        self.iterator, self.position = None, 0
-        self.lots, self.resumed_lots = None, None
-        self.reproducible_sampling = reproducible_sampling
-        if self.expected_size is None:
-            self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
-        self.expected_size.assign(expected_size)
-        self._warned = False
-
-    def position_of(self, iterator):
-        """How many lots of this iterator were charged.
-
-        Every iterator over lots begins a new pass, so a new one is charged from its start.
-        """
-        if iterator is not self.iterator:
-            if self.iterator is not None:
-                self.lots = None  # the second pass began where only the lots know
-            self.iterator, self.position = iterator, 0
-        return self.position
-
-    @contextlib.contextmanager
-    def fitting(self, callbacks):
-        """`fit` runs. Callbacks that hold a ledger file finish, however it ends."""
-        self.active, self.callbacks = True, tuple(callbacks)
-        error = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._end)
-                for callback in callbacks:
-                    if getattr(callback, "reports_privacy", False):
-                        stack.callback(callback.finish, error)
-
-    def _end(self):
-        self.active, self.callbacks = False, ()
-        self.iterator = None  # holds data
-
-    def snapshot(self, model):
-        """A few entries of every trainable weight, at the first execution of a run."""
-        return None if self._warned else [_corner(v) for v in model.trainable_variables]
-
-    def warn_if_unmoved(self, model, before):
-        if before is None:
-            return
-        self._warned = True
-        after = [_corner(v) for v in model.trainable_variables]
-        if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
-            warnings.warn(
-                "The first step moved no trainable weight, and cost privacy all the same: look at "
-                "the learning rate and at which layers are trainable.",
-                PrivacyWarning,
-                stacklevel=2,
-            )
-
-
 def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
     """`keras.saving.load_model` for files that hold a `DPModel`; it draws new noise keys."""
     return keras.saving.load_model(
         filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
     )
-
-
-def _corner(variable):
-    value = tf.convert_to_tensor(variable.value)
-    return tf.reshape(value, [-1])[:256].numpy()
-
-
-def _check_optimizer(optimizer):
-    if not isinstance(optimizer, DPOptimizer):
-        raise ValueError(
-            f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
-            "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
-            "compile the plain model."
-        )
-
-
-def _private_callbacks_first(callbacks):
-    """The callbacks as a flat list, those that put ε into the logs before those that read them."""
-
-    def flatten(item):
-        if item is None:
-            return []
-        if isinstance(item, keras.callbacks.CallbackList):
-            item = item.callbacks
-        if isinstance(item, (list, tuple)):
-            return [c for part in item for c in flatten(part)]
-        return [item]
-
-    return sorted(flatten(callbacks), key=lambda c: not getattr(c, "reports_privacy", False))
-
-
-def _refuse_with_lots(**arguments):
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} is given beside lots: lots hold their data, weights and expected size; "
-                f"make the lots with it and leave {name} out."
-            )
-
-
-def _check_workers(strategy, lots, epochs, steps_per_epoch):
-    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
-    if type(lots) is not PoissonLots:
-        raise ValueError(
-            f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
-            "only Poisson lots are made of independent parts. Give PoissonLots or arrays."
-        )
-    law = lots.law
-    workers.check_alike(
-        strategy,
-        num_examples=law.num_examples,
-        expected_size=law.expected_size,
-        epochs=epochs,
-        steps_per_epoch=steps_per_epoch,
-        seeded=lots.seed is not None,  # which the ledger of each says
-    )
-    held = workers.total(strategy, lots.num_local_examples)
-    if held > law.num_examples:
-        raise ValueError(
-            f"The workers hold {held} records together, and the law says {law.num_examples}: a "
-            "record that two of them hold would enter a lot twice. Give every worker records of "
-            "its own, PoissonLots(..., num_examples=<those of all workers>), or arrays of all "
-            "records to `fit`, which deals them out."
-        )
-
-
-def _split(data, validation_split):
-    """Keras's split: the last part of the arrays is for validation."""
-    if not 0.0 < validation_split < 1.0:
-        raise ValueError(f"validation_split={validation_split}: give a number in (0, 1).")
-    sizes = {len(a) for a in tf.nest.flatten(data) if a is not None}
-    if len(sizes) != 1:
-        raise ValueError(f"Arrays of unequal length: {sorted(sizes)}.")
-    border = math.floor(sizes.pop() * (1.0 - validation_split))
-
-    def cut(part):
-        return tf.nest.map_structure(lambda a: None if a is None else a[part], data)
-
-    return cut(slice(None, border)), cut(slice(border, None))
-
-
-def _class_weights(y, class_weight, sample_weight):
-    """One weight per example, from its class; multiplied into sample_weight."""
-    if not isinstance(class_weight, dict):
-        raise TypeError(f"class_weight={class_weight!r}: give a dict {{class: weight}}.")
-    if y is None or keras.tree.is_nested(y):
-        raise ValueError(
-            "class_weight is for one array of labels; give sample_weight for several outputs."
-        )
-    labels = np.asarray(y)
-    if labels.ndim > 1 and labels.shape[-1] > 1:
-        labels = labels.argmax(-1)
-    labels = labels.reshape(len(labels), -1)
-    if labels.shape[1] != 1:
-        raise ValueError(
-            "class_weight needs one label per example; give sample_weight for other labels."
-        )
-    weights = np.ones(len(labels), np.float32)
-    for label, weight in class_weight.items():
-        weights[labels[:, 0] == label] = weight
-    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)

@@ -95,3 +95,21 @@ def test_why_xla_is_left_out():
     lot = make_lot(x, None, physical_batch_size=4)
     with pytest.raises(tf.errors.InvalidArgumentError, match="TensorArray"):
         tf.function(engine.clipped_sum)(lot, clipping.L2Ball(1.0), tf.zeros([2], tf.int64))
+
+
+def test_a_loss_that_loops_like_ctc_is_worked_on_example_by_example():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 8, 5)).astype(np.float32)
+    y = rng.integers(1, 6, (4, 3)).astype(np.int32)
+    network = keras.Sequential([keras.Input((8, 5)), L.Dense(6, activation="tanh"), L.Dense(6)])
+    loss = keras.losses.CTC()
+    private = private_model(exact_sgd(), network, loss=loss, metrics=[], jit_compile="auto")
+    with tf.GradientTape() as tape:
+        mean = tf.add_n([loss(y[i : i + 1], network(x[i : i + 1])) for i in range(4)]) / 4
+    gradients_ = tape.gradient(mean, [v.value for v in network.trainable_variables])
+    variables = zip(network.trainable_variables, gradients_, strict=True)
+    expected = [v.numpy() - 0.1 * g.numpy() for v, g in variables]
+    private.fit(x, y, batch_size=4, verbose=0)
+    for found, wanted in zip(private.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert "one example after the other" in private._run.plan.reason

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from tf_adadp.gradients.indices import total_labels, total_lookups, total_loss
+from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import shallow_copy
 from tf_adadp.problems import Problem, raise_first
 
@@ -115,7 +115,7 @@ class ExampleLoss:
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
-        with total_lookups(self.model), total_labels():
+        with no_index_stops():
             y_pred, _, layer_losses = self.model.stateless_call(
                 trainable, non_trainable, x, return_losses=True, **self._call_arguments
             )
@@ -163,15 +163,13 @@ def without_state(loss):
     """A copy of a built CompileLoss whose losses write no Keras variables and stop at no label.
 
     A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
-    What a label out of range gives, see `indices.total_loss`. The metrics that Keras keeps for each
-    of several losses are still updated.
+    What a label out of range gives, see `indices`. The metrics that Keras keeps for each of several
+    losses are still updated.
     """
 
     def isolated(single):
-        single = total_loss(single)
-
         def call(y_true, y_pred, sample_weight=None):
-            with keras.StatelessScope(), total_labels():
+            with keras.StatelessScope(), no_index_stops():
                 value = single(y_true, y_pred, sample_weight)
             # Keras divides means by the number of replicas, for gradients that it adds up.
             if single.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):

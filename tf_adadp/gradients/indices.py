@@ -1,18 +1,21 @@
 """Indices that name nothing: a value that is no number, instead of an exception in mid-run.
 
-An exception that depends on a record tells of it. On a CPU TensorFlow stops at an index beyond an
-`Embedding`'s table and at a label beyond the classes. Here the first gives NaN, as `keras.ops.take`
-does on the JAX backend, and the second a loss of NaN, so that what holds for every gradient that is
-not finite holds for these: they contribute nothing, and no other example notices.
+An exception that depends on a record tells of it. On a CPU TensorFlow stops at an index beyond a
+table and at a label beyond the classes. Here the first gives NaN, as `keras.ops.take` does on the
+JAX backend, and the second a loss of NaN, so that what holds for every gradient that is not finite
+holds for these: they contribute nothing, and no other example notices.
 """
 
 import contextlib
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import gen_nn_ops
+from tensorflow.python.ops import gen_array_ops, gen_nn_ops
 
-from tf_adadp.gradients.patching import PATCHING, replaced, shallow_copy
+from tf_adadp.gradients.patching import PATCHING, replaced
+
+_raw_gather, _raw_gather_nd = gen_array_ops.gather_v2, gen_array_ops.gather_nd
+_raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
 
 
 def names_a_row(indices, size):
@@ -28,75 +31,67 @@ def looks_up(layer):
 
 
 @contextlib.contextmanager
-def total_lookups(layer):
-    """While it is open, every `Embedding` within a layer gives NaN for indices out of range."""
-    with PATCHING, contextlib.ExitStack() as stack:
-        for part in layer._flatten_layers():
-            if looks_up(part):
-                stack.enter_context(replaced(part, call=_total_lookup(part)))
+def no_index_stops():
+    """While it is open, no index out of range stops what is traced; it gives NaN.
+
+    So it is for whoever gathers rows by computed indices (an `Embedding`, `keras.ops.take` in a
+    layer or a loss of the user's), and whoever takes a cross-entropy of class labels: the three
+    operations themselves are replaced. What is gathered and cannot be NaN, integers say, is 0.
+    """
+    with (
+        PATCHING,
+        replaced(gen_array_ops, gather_v2=_gather_v2, gather_nd=_gather_nd),
+        replaced(gen_nn_ops, sparse_softmax_cross_entropy_with_logits=_cross_entropy),
+    ):
         yield
 
 
-def _total_lookup(layer):
-    lookup = layer.call
-
-    def call(inputs, *args, **kwargs):
-        # A ReversibleEmbedding takes vectors for its reverse.
-        reverse = args[0] if args else kwargs.get("reverse", False)
-        if reverse or not isinstance(inputs, tf.Tensor):
-            return lookup(inputs, *args, **kwargs)
-        if inputs.dtype not in (tf.int32, tf.int64):
-            inputs = tf.cast(inputs, tf.int32)  # as Keras does
-        valid = names_a_row(inputs, layer.input_dim)
-        outputs = lookup(tf.where(valid, inputs, 0), *args, **kwargs)
-        return tf.where(valid[..., None], outputs, tf.cast(float("nan"), outputs.dtype))
-
-    return call
+def _gather_v2(params, indices, axis, batch_dims=0, name=None):
+    """`tf.gather`: [*params[:axis], *indices[batch_dims:], *params[axis + 1:]]."""
+    params, indices = tf.convert_to_tensor(params), tf.convert_to_tensor(indices)
+    if _cannot_stop(params, indices):
+        return _raw_gather(params, indices, axis, batch_dims=batch_dims, name=name)
+    axis = tf.convert_to_tensor(axis)
+    at = tf.where(axis < 0, axis + tf.cast(tf.rank(params), axis.dtype), axis)
+    batch = batch_dims if batch_dims >= 0 else tf.rank(indices) + batch_dims
+    size, sizes = tf.shape(params), tf.shape(indices)
+    valid = (indices >= 0) & (indices < tf.cast(size[at], indices.dtype))
+    rows = _raw_gather(params, _or_0(valid, indices), axis, batch_dims=batch_dims, name=name)
+    before, after = tf.ones_like(size[batch:at]), tf.ones_like(size[at + 1 :])
+    return _or_nan(tf.concat([sizes[:batch], before, sizes[batch:], after], 0), valid, rows)
 
 
-@contextlib.contextmanager
-def total_labels():
-    """While it is open, cross-entropy of class indices is NaN for those that name no class.
-
-    Whoever calls it: on a CPU TensorFlow stops, and prints the labels of the whole batch.
-    """
-    cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
-
-    def total(features, labels, name=None):
-        valid = (labels >= 0) & (labels < tf.cast(tf.shape(features)[-1], labels.dtype))
-        values, gradient = cross_entropy(features, tf.where(valid, labels, 0), name=name)
-        return tf.where(valid, values, tf.cast(float("nan"), values.dtype)), gradient
-
-    with PATCHING, replaced(gen_nn_ops, sparse_softmax_cross_entropy_with_logits=total):
-        yield
+def _gather_nd(params, indices, bad_indices_policy="", name=None):
+    """`tf.gather_nd`: [*indices[:-1], *params[indices.shape[-1]:]]."""
+    params, indices = tf.convert_to_tensor(params), tf.convert_to_tensor(indices)
+    if _cannot_stop(params, indices):
+        return _raw_gather_nd(params, indices, bad_indices_policy, name=name)
+    width, size = tf.shape(indices)[-1], tf.shape(params)
+    limits = tf.cast(size[:width], indices.dtype)
+    valid = tf.reduce_all((indices >= 0) & (indices < limits), -1)
+    rows = _raw_gather_nd(params, _or_0(valid[..., None], indices), bad_indices_policy, name=name)
+    return _or_nan(tf.concat([tf.shape(valid), tf.ones_like(size[width:])], 0), valid, rows)
 
 
-def total_loss(loss):
-    """A Keras loss over class labels that is NaN, for a label that names no class.
+def _cannot_stop(params, indices):
+    """Whether indices depend on no record, or gather what has no 0 to stand for what is missing."""
+    numbers = params.dtype.is_floating or params.dtype.is_integer or params.dtype.is_bool
+    return tf.get_static_value(indices) is not None or not numbers
 
-    Args:
-        loss: a `keras.losses.Loss`; one that takes no class labels is returned as it is.
-    """
-    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
-        return loss
-    ignored = loss._fn_kwargs.get("ignore_class")
-    per_label = loss.call
 
-    def call(y_true, y_pred):
-        classes = y_pred.shape[-1]
-        if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1:
-            y_true = tf.squeeze(y_true, -1)
-        valid = (y_true >= 0) & (y_true < classes)
-        if ignored is not None:
-            valid |= y_true == tf.cast(ignored, y_true.dtype)
-        # Not in y_pred: Keras looks for the softmax that made it.
-        losses = per_label(tf.where(valid, y_true, tf.zeros_like(y_true)), y_pred)
-        total = tf.where(valid, losses, tf.cast(float("nan"), losses.dtype))
-        mask = getattr(losses, "_keras_mask", None)
-        if mask is not None:
-            total._keras_mask = mask
-        return total
+def _or_0(valid, indices):
+    return tf.where(valid, indices, tf.zeros_like(indices))
 
-    total = shallow_copy(loss)
-    total.__dict__.update(call=call)
+
+def _or_nan(shape, valid, rows):
+    missing = float("nan") if rows.dtype.is_floating else 0
+    total = tf.where(tf.reshape(valid, shape), rows, tf.cast(missing, rows.dtype))
+    total.set_shape(rows.shape)
     return total
+
+
+def _cross_entropy(features, labels, name=None):
+    """`tf.nn.sparse_softmax_cross_entropy_with_logits`; it prints the labels of the whole batch."""
+    valid = (labels >= 0) & (labels < tf.cast(tf.shape(features)[-1], labels.dtype))
+    values, gradient = _raw_cross_entropy(features, _or_0(valid, labels), name=name)
+    return tf.where(valid, values, tf.cast(float("nan"), values.dtype)), gradient

@@ -2,6 +2,16 @@
 
 import tensorflow as tf
 
+# What tracing raises where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss;
+# the last by `tf.vectorized_map` where the loop's body is a function of the C++ runtime (CTC).
+TRACING_ERRORS = (
+    tf.errors.OpError,
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    AttributeError,
+)
+
 
 def output_specs(function, *arguments):
     """The TensorSpecs of what a function of TensorSpecs returns, by tracing it."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_adadp import replicas
 from tf_adadp.gradients import microbatch
-from tf_adadp.gradients.mapping import map_examples, output_specs
+from tf_adadp.gradients.mapping import TRACING_ERRORS, map_examples, output_specs
 
 # XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a
 # scalar loop that takes twice as long.
@@ -184,7 +184,7 @@ class VectorizedEngine:
         logger.setLevel(logging.CRITICAL)  # TensorFlow prints pages before it raises
         try:
             tf.function(per_example, autograph=False).get_concrete_function(*rows, seeds)
-        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        except TRACING_ERRORS as error:
             return str(error).strip().split("\n")[0] or type(error).__name__
         finally:
             logger.setLevel(level)

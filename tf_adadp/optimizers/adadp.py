@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
+from tf_adadp.checks import check_bool
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
-from tf_adadp.optimizers.checks import check_bool
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.row_gradients import SMALLEST_SCALE
 

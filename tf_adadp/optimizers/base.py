@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import __version__, clipping, noise, replicas
-from tf_adadp.optimizers.checks import check_bool, check_integer, check_number
+from tf_adadp.checks import check_bool, check_integer, check_number
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {

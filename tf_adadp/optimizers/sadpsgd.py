@@ -13,9 +13,9 @@ from scipy import special
 from tf_adadp import noise
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.accounting.bounds import classical_epsilon
+from tf_adadp.checks import check_choice, check_integer, check_number
 from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
-from tf_adadp.optimizers.checks import check_choice, check_integer, check_number
 from tf_adadp.sampling import make_lot
 from tf_adadp.sampling.sources import ArraySource
 

@@ -6,10 +6,11 @@ import math
 import keras
 import numpy as np
 
+from tf_adadp import checks
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.gradients.ghost import declare_independent
-from tf_adadp.optimizers import checks
 from tf_adadp.pca.rows import LENGTH
+from tf_adadp.weights_ledger import LEDGER_TAG
 
 
 @declare_independent
@@ -67,12 +68,12 @@ class PCAProjection(keras.layers.Layer):
             )
         if ledger is not None:
             # DPModel looks for ledgers on variables. A copy: models add their own releases to it.
-            self.components._tf_adadp_ledger = copy.copy(ledger)
+            setattr(self.components, LEDGER_TAG, copy.copy(ledger))
 
     @property
     def ledger(self):
         """What was released about the components, by now with the model's own steps; or None."""
-        return getattr(self.components, "_tf_adadp_ledger", None)
+        return getattr(self.components, LEDGER_TAG, None)
 
     def build(self, input_shape):
         """Checks the number of features."""
@@ -112,7 +113,7 @@ class PCAProjection(keras.layers.Layer):
         if "ledger" in store:
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
             if self.ledger is None or self._awaits_ledger:
-                self.components._tf_adadp_ledger = stored
+                setattr(self.components, LEDGER_TAG, stored)
                 self._awaits_ledger = False
             else:
                 self.ledger.merge(stored, same_data=True)

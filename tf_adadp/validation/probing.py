@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.gradients import losses_of_rows
-from tf_adadp.gradients.indices import total_lookups
+from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.gradients.random_data import ROWS, random_batches
 from tf_adadp.problems import Problem
@@ -113,7 +113,7 @@ class _Pass:
         training = {"training": True} if model._call_has_training_arg else {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(PATCHING)
-            stack.enter_context(total_lookups(model))
+            stack.enter_context(no_index_stops())
             for layer in model._flatten_layers():
                 name = f"{'The model' if layer is model else 'Layer'} {layer.name!r}"
                 stack.enter_context(replaced(layer, call=self._recorded(layer, name)))

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.gradients.ghost.tracing import CannotFollow
+from tf_adadp.gradients.mapping import TRACING_ERRORS
 from tf_adadp.gradients.random_data import ROWS, random_batches
 
 
@@ -139,7 +140,7 @@ def probe(ghost_pass, element_spec):
         tf.function(lambda *args: past.extend(leaks(*args)), autograph=False).get_concrete_function(
             first, seeds
         )
-    except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+    except TRACING_ERRORS as error:
         raise CannotFollow(f"the pass on random data failed: {_first_line(error)}") from error
     if past:
         names = ", ".join(example_loss.trainable_variables[i].path for i in past)

@@ -17,7 +17,7 @@ from tf_adadp.gradients.ghost.independence import (
     mixing_reason,
     unmappable_reason,
 )
-from tf_adadp.gradients.indices import total_lookups
+from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import sequential_map
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.row_gradients import Rows
@@ -276,7 +276,7 @@ class _Mapped:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(values)
                 # Not `call`: outside of the model's pass nothing else casts weights.
-                with total_lookups(self._layer):
+                with no_index_stops():
                     z, _ = self._one(tensors, seeds, self._layer, values)
             grads = tape.gradient(
                 z, values, output_gradients=tf.cast(d[None], z.dtype), unconnected_gradients="zero"

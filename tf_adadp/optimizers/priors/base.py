@@ -5,7 +5,7 @@ import math
 
 import tensorflow as tf
 
-from tf_adadp.optimizers.checks import check_number
+from tf_adadp.checks import check_number
 
 FLOOR = 0.4  # no coordinate's scale falls below this fraction of the root mean square scale
 

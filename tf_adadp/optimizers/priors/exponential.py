@@ -2,7 +2,7 @@
 
 import keras
 
-from tf_adadp.optimizers.checks import check_bool, check_choice, check_number
+from tf_adadp.checks import check_bool, check_choice, check_number
 from tf_adadp.optimizers.priors.base import Prior
 from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
 

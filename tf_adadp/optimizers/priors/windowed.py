@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp.optimizers.checks import check_integer
+from tf_adadp.checks import check_integer
 from tf_adadp.optimizers.priors.exponential import ExponentialPrior
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that optimizers and their parts share."""
+"""Checks of arguments that all parts share."""
 
 import math
 import numbers

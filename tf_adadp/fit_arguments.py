@@ -1,0 +1,141 @@
+"""What is given to `compile` and `fit`, checked and put into the form that training takes."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp import validation, workers
+from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.sampling import PoissonLots
+
+
+def check_optimizer(optimizer):
+    """Raises ValueError for an optimizer that is not private."""
+    if not isinstance(optimizer, DPOptimizer):
+        raise ValueError(
+            f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
+            "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
+            "compile the plain model."
+        )
+
+
+def private_callbacks_first(callbacks):
+    """The callbacks as a flat list, those that put ε into the logs before those that read them."""
+
+    def flatten(item):
+        if item is None:
+            return []
+        if isinstance(item, keras.callbacks.CallbackList):
+            item = item.callbacks
+        if isinstance(item, (list, tuple)):
+            return [c for part in item for c in flatten(part)]
+        return [item]
+
+    return sorted(flatten(callbacks), key=lambda c: not getattr(c, "reports_privacy", False))
+
+
+def refuse_with_lots(**arguments):
+    """Raises ValueError for arguments of `fit` that lots have settled."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is given beside lots: lots hold their data, weights and expected size; "
+                f"make the lots with it and leave {name} out."
+            )
+
+
+def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
+    """Poisson lots of expected size `batch_size`; on several hosts this one's part of them.
+
+    A seeded optimizer's lots go on at the step that it has reached.
+    """
+    validation.check_data_source(x)
+    if batch_size is None:
+        raise ValueError(
+            "batch_size=None: give the expected lot size. It sets the sampling probability "
+            "batch_size/N and with it ε, so there is no default."
+        )
+    count, seed, num_examples = workers.num_workers(strategy), optimizer.seed, None
+    if count > 1:
+        number = workers.worker_number(strategy)
+        num_examples = len(tf.nest.flatten(x)[0])
+        (x, y, sample_weight) = tf.nest.map_structure(
+            lambda a: None if a is None else a[number::count], (x, y, sample_weight)
+        )
+        seed = None if seed is None else seed + (number + 1) * 2**64
+    lots = PoissonLots(
+        x,
+        y,
+        expected_size=batch_size,
+        sample_weight=sample_weight,
+        seed=seed,
+        num_examples=num_examples,
+    )
+    if lots.seed is not None:
+        lots.step = optimizer.steps_taken
+    return lots
+
+
+def check_workers(strategy, lots, epochs, steps_per_epoch):
+    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
+    if type(lots) is not PoissonLots:
+        raise ValueError(
+            f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
+            "only Poisson lots are made of independent parts. Give PoissonLots or arrays."
+        )
+    law = lots.law
+    workers.check_alike(
+        strategy,
+        num_examples=law.num_examples,
+        expected_size=law.expected_size,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        seeded=lots.seed is not None,  # which the ledger of each says
+    )
+    held = workers.total(strategy, lots.num_local_examples)
+    if held > law.num_examples:
+        raise ValueError(
+            f"The workers hold {held} records together, and the law says {law.num_examples}: a "
+            "record that two of them hold would enter a lot twice. Give every worker records of "
+            "its own, PoissonLots(..., num_examples=<those of all workers>), or arrays of all "
+            "records to `fit`, which deals them out."
+        )
+
+
+def split(data, validation_split):
+    """Keras's split: the last part of the arrays is for validation."""
+    if not 0.0 < validation_split < 1.0:
+        raise ValueError(f"validation_split={validation_split}: give a number in (0, 1).")
+    sizes = {len(a) for a in tf.nest.flatten(data) if a is not None}
+    if len(sizes) != 1:
+        raise ValueError(f"Arrays of unequal length: {sorted(sizes)}.")
+    border = math.floor(sizes.pop() * (1.0 - validation_split))
+
+    def cut(part):
+        return tf.nest.map_structure(lambda a: None if a is None else a[part], data)
+
+    return cut(slice(None, border)), cut(slice(border, None))
+
+
+def class_weights(y, class_weight, sample_weight):
+    """One weight per example, from its class; multiplied into sample_weight."""
+    if not isinstance(class_weight, dict):
+        raise TypeError(f"class_weight={class_weight!r}: give a dict {{class: weight}}.")
+    if y is None or keras.tree.is_nested(y):
+        raise ValueError(
+            "class_weight is for one array of labels; give sample_weight for several outputs."
+        )
+    labels = np.asarray(y)
+    if labels.ndim > 1 and labels.shape[-1] > 1:
+        labels = labels.argmax(-1)
+    labels = labels.reshape(len(labels), -1)
+    if labels.shape[1] != 1:
+        raise ValueError(
+            "class_weight needs one label per example; give sample_weight for other labels."
+        )
+    weights = np.ones(len(labels), np.float32)
+    for label, weight in class_weight.items():
+        weights[labels[:, 0] == label] = weight
+    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)
