@@ -13,7 +13,6 @@ difference. A repetition ends the program with an AssertionError.
 Writes `results/key_collisions.json`. About 10 s a kill on two idle cores.
 """
 
-import argparse
 import collections
 import copy
 import hashlib
@@ -25,6 +24,7 @@ import random
 import tempfile
 import time
 
+import faults
 import numpy as np
 
 ROWS, LOT = 300, 30
@@ -200,11 +200,7 @@ def run(kills, seed, folder, methods=METHODS):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = faults.parser(__doc__, "kills", 50, RESULTS).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = run(arguments.kills, arguments.seed, folder)
         found = records(folder)
@@ -215,8 +211,7 @@ def main():
         "used_twice": sum(count > 1 for count in found.values()),
         "resumed_from_a_private_state": sum(row["private_state"] for row in rows),
     }
-    arguments.output.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
-    print(json.dumps(summary))
+    faults.write(arguments.output, summary, rows)
 
 
 if __name__ == "__main__":

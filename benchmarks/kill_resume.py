@@ -15,7 +15,6 @@ A breach ends the program with an AssertionError. Writes `results/kill_resume.js
 the overcharge, and what a synced write costs. About 6 s a kill on two idle cores.
 """
 
-import argparse
 import json
 import multiprocessing
 import pathlib
@@ -24,6 +23,7 @@ import statistics
 import tempfile
 import time
 
+import faults
 import numpy as np
 
 from tf_adadp import accounting
@@ -170,11 +170,7 @@ def write_times(folder, repetitions=100):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = faults.parser(__doc__, "kills", 50, RESULTS).parse_args()
     runs = pathlib.Path("runs")  # on a disk, not in memory
     runs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=runs) as folder:
@@ -192,8 +188,7 @@ def main():
         ),
         "synced_write": writes,
     }
-    arguments.output.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
-    print(json.dumps(summary))
+    faults.write(arguments.output, summary, rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 "mnist" is the network of Abadi et al. 2016 and of ADADP and AdaCliP: DPPCA to 60 components, 1,000
 ReLU units, 10 classes. For each ε (δ = 1e-5, RDP, Poisson lots, add or remove one record) all
 methods get the same components' noise σ_p, lot size and steps; what the components cost is part of
-the ε, and σ* is the least that keeps the rest within it. "mnist_cnn" and "fashion_cnn" are
+the ε, and σ* is the least that keeps the rest within it. "mnist_large_lots" is the same with lots
+twice as large, at twice the work, for the methods in LARGE. "mnist_cnn" and "fashion_cnn" are
 SA-DPSGD's tanh network on the images themselves, for the methods in CNN.
 
 Every method has ONE number to search, its rate (for ADADP and ADAL the start of the default
@@ -47,6 +48,7 @@ COMPONENTS, HIDDEN, LOT = 60, 1000, 1024
 PUBLIC = 1000  # records that SADPSGD's energy is measured on
 # ε: (σ_p of the components, steps)
 CELLS = {0.5: (16.0, 150), 1.0: (10.0, 300), 2.0: (7.0, 500), 4.0: (4.0, 700)}
+LARGE_LOT, LARGE_CELLS = 2 * LOT, {2.0: (7.0, 700), 4.0: (4.0, 1000)}
 CNN_EPSILON, CNN_STEPS, CNN_SEARCH = 3.0, 1500, 200
 _SGD = (1.0, 2.0, 4.0, 8.0)
 _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
@@ -90,6 +92,7 @@ METHODS = {
         own_budget=True,
     ),
 }
+LARGE = ("DPSGD", "ADADP")
 CNN = ("DPSGD", "ADADP", "AutoSGD", "SADPSGD")
 
 
@@ -102,6 +105,7 @@ class Task:
     cells: dict[float, tuple[float | None, int]]
     methods: tuple[str, ...]
     search_steps: int | None = None
+    lot_size: int = LOT
 
 
 @functools.cache
@@ -145,14 +149,14 @@ def images(name):
     return load
 
 
+def _build():
+    return common.mlp(COMPONENTS, HIDDEN, 10)
+
+
 _CNN_CELLS = {CNN_EPSILON: (None, CNN_STEPS)}
 TASKS = {
-    "mnist": Task(
-        lambda *args: components(*args),
-        lambda: common.mlp(COMPONENTS, HIDDEN, 10),
-        CELLS,
-        tuple(METHODS),
-    ),
+    "mnist": Task(components, _build, CELLS, tuple(METHODS)),
+    "mnist_large_lots": Task(components, _build, LARGE_CELLS, LARGE, lot_size=LARGE_LOT),
     "mnist_cnn": Task(images("mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
     "fashion_cnn": Task(images("fashion_mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
 }
@@ -201,7 +205,9 @@ def train(task, name, rate, epsilon, seed, *, held_out=False):
         public, trained = chosen[: method.public], chosen[method.public :]
         private["energy_data"] = (x[public], y[public])
         x, y = x[trained], y[trained]
-    lot = LOT * 9 // 10 if held_out else LOT
+    lot = TASKS[task].lot_size
+    if held_out:
+        lot = lot * 9 // 10
     if method.own_budget:
         law = accounting.PoissonSampling(len(x), lot)
         private["total_epsilon"] = rest_of(epsilon, sigma, law, splits=max(1, round(rate)))
@@ -262,7 +268,7 @@ def run_job(job):
         "accuracies": [run.pop("accuracy") for run in found],
         "delta": DELTA,
         "components_noise_multiplier": sigma,
-        "lot_size": LOT,
+        "lot_size": TASKS[task].lot_size,
         **{name: value for name, value in found[0].items() if value is not None},
         "arguments": {"rate": float(rate)},
         "held_out": {str(tested): accuracy for tested, accuracy in sorted(tried.items())},

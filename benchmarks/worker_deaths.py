@@ -17,17 +17,16 @@ have had the same weights after it. A breach ends the program with an AssertionE
 """
 
 import argparse
+import contextlib
 import json
-import os
 import pathlib
 import random
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 
+import faults
 from kill_resume import stored
 
 WORKERS = 3
@@ -97,27 +96,15 @@ def read_notes(folder, life, number):
     return epochs[0] if epochs else None, lines.count("begin"), ended
 
 
-def _ports(number):
-    held = [socket.socket() for _ in range(number)]
-    for s in held:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
 def start(folder, life):
     """All workers, as processes with a cluster of their own."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in _ports(WORKERS)]}
-    started = []
-    for number in range(WORKERS):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
-        env = {**os.environ, "TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        log = open(folder / f"log{life}.{number}", "wb")  # noqa: SIM115 (the child's)
-        command = [sys.executable, __file__, f"--life={life}", f"--worker={number}", f"--folder={folder}"]  # fmt: skip  # noqa: E501
-        started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-    return started
+    commands = [
+        [sys.executable, __file__, f"--life={life}", f"--worker={number}", f"--folder={folder}"]
+        for number in range(WORKERS)
+    ]
+    with contextlib.ExitStack() as stack:  # the processes keep the files open
+        logs = [stack.enter_context(open(folder / f"log{life}.{n}", "wb")) for n in range(WORKERS)]
+        return faults.start_cluster(commands, logs)
 
 
 def kill_once(folder, life, victim, rng):
@@ -182,10 +169,7 @@ def run(deaths, seed, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--deaths", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser = faults.parser(__doc__, "deaths", 20, RESULTS)
     for name, kind in (("life", int), ("worker", int), ("folder", pathlib.Path)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -204,8 +188,7 @@ def main():
         "ledger_interval": INTERVAL,
         "longest_until_noticed_s": max(row["noticed_after_s"] for row in rows),
     }
-    arguments.output.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
-    print(json.dumps(summary))
+    faults.write(arguments.output, summary, rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """MultiWorkerMirroredStrategy: three processes over loopback, see `hosts.py`."""
 
 import json
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 
+import faults
 import numpy as np
 import pytest
 
@@ -30,24 +29,12 @@ def test_three_hosts_train_as_one(tmp_path):
 
 def _run(folder):
     """What each worker saw."""
-    held = [socket.socket() for _ in range(WORKERS)]
-    for s in held:
-        s.bind(("127.0.0.1", 0))
-    cluster = {"worker": [f"127.0.0.1:{s.getsockname()[1]}" for s in held]}
-    for s in held:
-        s.close()
-    processes = []
-    for number in range(WORKERS):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(pathlib.Path(__file__).with_name("hosts.py")), str(folder)],
-                env={**os.environ, "TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "3"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    program = pathlib.Path(__file__).with_name("hosts.py")
+    processes = faults.start_cluster(
+        [[sys.executable, str(program), str(folder)]] * WORKERS,
+        [subprocess.PIPE] * WORKERS,
+        text=True,
+    )
     try:
         outputs = [process.communicate(timeout=600) for process in processes]
     finally:

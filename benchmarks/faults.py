@@ -1,0 +1,45 @@
+"""What the programs that inject faults share: their flags, and clusters on this machine."""
+
+import argparse
+import json
+import os
+import pathlib
+import socket
+import subprocess
+
+
+def parser(doc, faults, number, results):
+    """An ArgumentParser for `--<faults>=<number>`, `--seed` and `--output`."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument(f"--{faults}", type=int, default=number)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=pathlib.Path, default=results)
+    return parser
+
+
+def write(path, summary, rows):
+    """Stores what was found, and prints the summary."""
+    path.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(summary))
+
+
+def start_cluster(commands, outputs, **options):
+    """Starts one process per command, each a worker of one cluster over the loopback device.
+
+    Args:
+        commands: lists of arguments; the first is the chief's.
+        outputs: where each writes what it prints, files or `subprocess.PIPE`.
+        options: further ones of `subprocess.Popen`.
+    """
+    held = [socket.socket() for _ in commands]
+    for s in held:
+        s.bind(("127.0.0.1", 0))
+    cluster = {"worker": [f"127.0.0.1:{s.getsockname()[1]}" for s in held]}
+    for s in held:
+        s.close()
+    started = []
+    for number, (command, output) in enumerate(zip(commands, outputs, strict=True)):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
+        env = {**os.environ, "TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        started.append(subprocess.Popen(command, env=env, stdout=output, stderr=output, **options))
+    return started
