@@ -67,7 +67,7 @@ def _some(cells, *epsilons):
 
 
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", "ADADP, 0.01, C = 0.3", "DPSGD, η = 4")
+_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", "DPSGD, η = 4")
 TASKS = {
     "digits": Task("digits", _mlp(64, 64, 10), _DIGITS),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
@@ -101,6 +101,7 @@ VARIANTS = {
     "by coordinate": lambda **k: dp.ADADP(prior=_prior(pooling="coordinate"), **k),
     "no shrinkage": lambda **k: dp.ADADP(prior=_prior(shrinkage=False), **k),
     "exponent 1/4": lambda **k: dp.ADADP(prior=_prior(exponent=0.25), **k),
+    "ADADP, 0.01": lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.01, 50), **k),
     "ADADP, 0.01, C = 0.3": lambda **k: dp.ADADP(
         dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k
     ),
