@@ -322,6 +322,7 @@ def plot(rows, path):
             panel.errorbar([e for e, _ in mine], means, spread, fmt="o-", label=name, capsize=2)
     panel.set(xscale="log", xlabel="ε (δ = 1e-5, RDP, components included)", ylabel="accuracy, %")
     panel.set_xticks(list(CELLS), [f"{e:g}" for e in CELLS])
+    panel.minorticks_off()
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
     figure.savefig(path, dpi=90)
