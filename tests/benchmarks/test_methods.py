@@ -116,7 +116,7 @@ def test_networks_on_images_are_trained_too(tiny, monkeypatch):
 
     monkeypatch.setattr(study, "arrays", arrays)
     task = study.TASKS["fashion_cnn"]
-    task = dataclasses.replace(task, cells={3.0: (None, 50)}, search_steps=20)
+    task = dataclasses.replace(task, cells={3.0: (None, 50)}, search_steps=20, lot_size=50)
     monkeypatch.setattr(study, "search", among)
     monkeypatch.setitem(study.TASKS, "fashion_cnn", task)
     monkeypatch.setitem(study.METHODS, "DPSGD", study.Method(dp.DPSGD, (1.0,)))
