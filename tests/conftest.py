@@ -10,7 +10,7 @@ import keras
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "optimizers")]
+sys.path[:0] = [str(HERE), str(HERE / "optimizers"), str(HERE.parent / "benchmarks")]
 
 
 @pytest.fixture(autouse=True)

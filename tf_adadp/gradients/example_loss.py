@@ -12,7 +12,6 @@ from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 from tf_adadp.gradients.indices import no_index_stops
-from tf_adadp.gradients.patching import shallow_copy
 from tf_adadp.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
@@ -248,7 +247,7 @@ def _map_losses(compile_loss, function, keep_metrics=False):
     Without its metrics: inside a map over examples they would be updated once for all examples of
     a physical batch, and wrongly.
     """
-    mapped = shallow_copy(compile_loss)
+    mapped = _shallow_copy(compile_loss)
     if not keep_metrics:
         mapped._metrics = [None] * len(compile_loss._flat_losses)
     mapped._flat_losses = [
@@ -261,6 +260,13 @@ def _without_batch_reduction(loss):
     """A loss whose value on a batch of one is w·loss(y, y_pred), whatever its reduction was."""
     reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
     if loss.reduction in reductions:
-        loss = shallow_copy(loss)
+        loss = _shallow_copy(loss)
         loss.reduction = reductions[loss.reduction]
     return loss
+
+
+def _shallow_copy(keras_object):
+    """`copy.copy` without Keras's detour over a saved file."""
+    copied = object.__new__(type(keras_object))
+    copied.__dict__.update(keras_object.__dict__)
+    return copied

@@ -8,7 +8,6 @@ holds for these: they contribute nothing, and no other example notices.
 
 import contextlib
 
-import keras
 import tensorflow as tf
 from tensorflow.python.ops import gen_array_ops, gen_nn_ops
 
@@ -16,18 +15,6 @@ from tf_adadp.gradients.patching import PATCHING, replaced
 
 _raw_gather, _raw_gather_nd = gen_array_ops.gather_v2, gen_array_ops.gather_nd
 _raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
-
-
-def names_a_row(indices, size):
-    """Where indices name a row of a table of `size` rows; as in Keras, −1 is its last one."""
-    return (indices >= -size) & (indices < size)
-
-
-def looks_up(layer):
-    """Whether a layer is an `Embedding` whose inputs are indices into its table."""
-    return isinstance(layer, keras.layers.Embedding) and type(layer).call.__module__.startswith(
-        "keras.src.layers."  # a `call` of the user's may take anything
-    )
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
     Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
 
     Measured (`benchmarks/adadp_default.py`, docs/adadp.md), for dense networks: at these defaults
-    level with or above DP-SGD tuned for each task and budget, by up to 8 points. Small
-    convolutional networks want `InverseSqrtDecay(0.01, 50)` and l2_norm_clip=0.3.
+    level with or above DP-SGD tuned for each task and budget, by up to 8 points. The
+    tanh network on images wants the slower `InverseSqrtDecay(0.01, 50)`.
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior

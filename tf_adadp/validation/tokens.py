@@ -3,8 +3,6 @@
 import keras
 import numpy as np
 
-from tf_adadp.gradients.indices import looks_up, names_a_row
-
 
 def check_tokens(model, x):
     """Refuses arrays with tokens beyond the table of an `Embedding` that reads them directly.
@@ -22,14 +20,14 @@ def check_tokens(model, x):
         return
     arrays = dict(zip(map(id, inputs), _in_order(functional, inputs, x), strict=False))
     for layer in functional.layers:
-        if not looks_up(layer):
+        if not _looks_up(layer):
             continue
         for node in layer._inbound_nodes:
             read = arrays.get(id(node.input_tensors[0]))
             if read is None or not len(read):
                 continue
             least, most = (edge(np.asarray(read)) for edge in (np.min, np.max))
-            if not (names_a_row(least, layer.input_dim) and names_a_row(most, layer.input_dim)):
+            if not (_names_a_row(least, layer.input_dim) and _names_a_row(most, layer.input_dim)):
                 raise ValueError(
                     f"x has tokens from {least:g} to {most:g}, and the Embedding {layer.name!r} "
                     f"has input_dim={layer.input_dim}: number the tokens 0..{layer.input_dim - 1}."
@@ -47,3 +45,15 @@ def _in_order(functional, inputs, x):
             return [x[name] for name in names]
     arrays = keras.tree.flatten(x)
     return arrays if len(arrays) == len(inputs) else []
+
+
+def _names_a_row(indices, size):
+    """Where indices name a row of a table of `size` rows; as in Keras, −1 is its last one."""
+    return (indices >= -size) & (indices < size)
+
+
+def _looks_up(layer):
+    """Whether a layer is an `Embedding` whose inputs are indices into its table."""
+    return isinstance(layer, keras.layers.Embedding) and type(layer).call.__module__.startswith(
+        "keras.src.layers."  # a `call` of the user's may take anything
+    )
