@@ -88,7 +88,7 @@ METHODS = {
     "SADPSGD": Method(dp.SADPSGD, _SGD, public=PUBLIC),
     "AGD": Method(
         lambda splits, **k: dp.AGD(splits=max(1, round(splits)), **k),
-        (20, 40, 80, 160),
+        (160, 320, 640, 1280),
         own_budget=True,
     ),
 }

@@ -1,5 +1,6 @@
 """AGD: gradient descent whose privacy budget per iteration grows when the noise is too large."""
 
+import collections
 import math
 
 import dp_accounting
@@ -271,7 +272,11 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         if self.variant == "printed":  # counts claims; the ledger has ∞
             return 0.0
         mine = [e for e in ledger.entries if (e.origin or "").split(",")[0] == self.ledger_origin]
-        return math.fsum(e.count * budget.cost(e.event) for e in mine)
+        counts = collections.Counter()  # choices, for one, cost the same every time
+        for entry in mine:
+            counts[entry.key] += entry.count
+        events = {entry.key: entry.event for entry in mine}
+        return math.fsum(n * budget.cost(events[key]) for key, n in counts.items())
 
     def _start(self, law):
         """Fixes noise, order and relation at the first law seen; refuses another relation later."""
