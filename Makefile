@@ -1,6 +1,7 @@
 # make demo: sets everything up and trains the main example on data that needs no download.
 # make test: sets everything up and runs lint and tests.
-# make nightly: 500 random trainings, each sound or refused; goes on where it stopped.
+# make nightly: the tests that are too long for every time, and 500 random trainings, each sound or
+# refused, which go on where they stopped.
 # make parity: compares with tensorflow-privacy itself, in a second environment.
 PYTHON ?= python3
 PARITY_PYTHON ?= python3.11
@@ -34,6 +35,7 @@ bench: $(BIN)/ready
 NIGHTLY_SEED ?= 0
 
 nightly: $(BIN)/ready
+	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
 	$(BIN)/python benchmarks/fuzz.py --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
 
 # tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.

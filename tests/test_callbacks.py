@@ -250,7 +250,7 @@ def test_early_stopping_makes_epsilon_an_odometer_reading():
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_budget_holds_over_fits_whose_noise_follows_from_results(at_once):
     """The filter's order stays that of the first fit, so the sum at this order is bounded."""
-    budget = after(30)
+    budget = after(16)
     private = private_model(steps_per_execution=at_once)
     fit(private, [dp.PrivacyCallback(DELTA, max_epsilon=budget)], epochs=3)
     (begun,) = private.ledger.budgets

@@ -84,7 +84,9 @@ def among(score, rates):
     return {rate: score(rate) for rate in rates}
 
 
-@pytest.mark.parametrize("name", ["DPSGD", "SADPSGD", "AGD"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("DPSGD", marks=pytest.mark.nightly), "SADPSGD", "AGD"]
+)
 def test_a_job_searches_on_held_out_data_and_spends_the_budget(tiny, monkeypatch, name):
     method = study.METHODS[name]
     rates = {"AGD": (5,)}.get(name, (0.01, 1.0))

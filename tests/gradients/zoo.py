@@ -1,7 +1,7 @@
-"""Compares both engines' clipped sums with a Python loop over single examples, for one model.
+"""Compares both engines' clipped sums with a Python loop over single examples, for a few models.
 
-Run as `python zoo.py NAME`; prints the largest relative errors as JSON. Every model has a process
-of its own, since a model that TensorFlow cannot vectorise may take the process with it.
+Run as `python zoo.py NAME NAME`; prints the largest relative errors as JSON, a line per model. A
+process apart from pytest's, since a model that TensorFlow cannot vectorise may take it along.
 """
 
 import json
@@ -207,8 +207,9 @@ def main(name):
             np.testing.assert_array_equal(a, v.numpy())
         apart = max(np.abs(s - e).max() for s, e in zip(sums, expected, strict=True))
         errors[gradient_engine] = float(apart / scale)
-    print(json.dumps({"errors": errors, "norm": float(scale)}))
+    print(json.dumps({"name": name, "errors": errors, "norm": float(scale)}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for each in sys.argv[1:]:
+        main(each)
