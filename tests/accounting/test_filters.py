@@ -50,6 +50,18 @@ def test_what_has_no_finite_cost_never_passes():
     assert not guard.has_room(0.0, [dp_accounting.NonPrivateDpEvent()])
     with pytest.raises(ValueError, match="cannot analyse"):
         guard.has_room(0.0, [dp_accounting.UnsupportedDpEvent()])
+    assert guard.cost_of(Composition.of([(small, 2), (dp_accounting.NonPrivateDpEvent(), 1)])) == (
+        math.inf
+    )
+
+
+def test_a_composition_costs_what_its_events_cost_one_by_one():
+    guard = RenyiFilter(12.0, 3.0, DELTA, ADD)
+    noisy, choice = LAW.event(3.0), selection_event(LAW, 0.1)
+    spent = Composition.of([(noisy, 3), (choice, 2), (noisy, 4)])
+    expected = math.fsum([7 * guard.cost(noisy), 2 * guard.cost(choice)])
+    assert guard.cost_of(spent) == pytest.approx(expected, rel=1e-12)
+    assert guard.cost_of(Composition.of([])) == 0.0
 
 
 def run_until_refused(guard, next_event, steps=300):

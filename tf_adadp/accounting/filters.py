@@ -74,6 +74,17 @@ class RenyiFilter:
         orders, bound = _rdp(event, self.neighboring_relation)
         return float(bound[list(orders).index(self.order)])
 
+    def cost_of(self, releases: Composition) -> float:
+        """Returns what a composition takes of the budget, Σ rdp(α) of its events; 0 for nothing.
+
+        Raises:
+          ValueError: an event that the Rényi accountant cannot analyse.
+        """
+        if not releases.charges:
+            return 0.0
+        orders, bound = releases._rdp("rdp")
+        return float(bound[list(orders).index(self.order)])
+
     def epsilon_of(self, releases: Composition) -> float:
         """Returns ε at δ of a composition by this order alone; above `epsilon` it does not fit."""
         return releases.epsilon_at_order(self.order, self.delta)

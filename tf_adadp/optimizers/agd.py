@@ -1,6 +1,5 @@
 """AGD: gradient descent whose privacy budget per iteration grows when the noise is too large."""
 
-import collections
 import math
 
 import dp_accounting
@@ -8,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp import noise
+from tf_adadp.accounting.accountants import Composition
 from tf_adadp.accounting.filters import RenyiFilter
 from tf_adadp.accounting.selection import selection_event
 from tf_adadp.checks import check_choice, check_integer, check_number
@@ -272,11 +272,8 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         if self.variant == "printed":  # counts claims; the ledger has ∞
             return 0.0
         mine = [e for e in ledger.entries if (e.origin or "").split(",")[0] == self.ledger_origin]
-        counts = collections.Counter()  # choices, for one, cost the same every time
-        for entry in mine:
-            counts[entry.key] += entry.count
-        events = {entry.key: entry.event for entry in mine}
-        return math.fsum(n * budget.cost(events[key]) for key, n in counts.items())
+        charges = ((entry.key, entry.count) for entry in mine)
+        return budget.cost_of(Composition((), budget.neighboring_relation).plus(charges))
 
     def _start(self, law):
         """Fixes noise, order and relation at the first law seen; refuses another relation later."""

@@ -179,7 +179,7 @@ def test_layers_called_in_a_scan():
         _engine(model, gradient_engine="ghost")
 
 
-@pytest.mark.parametrize("kind", ["while", pytest.param("map", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", ["while", "map"])
 def test_layers_called_in_loops(kind):
     """Refused, or mapped whole; in no case wrong."""
     model = _sequential((4,), Looped(kind), L.Dense(2))
