@@ -13,6 +13,7 @@ case takes about 10 s on a quiet core.
 
 import argparse
 import collections
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -96,26 +97,54 @@ def _read(stream, put):
     put(None)
 
 
-def run(numbered, lots, *, seconds=1200):
-    """Runs cases, given as pairs (index, case); yields rows as they come."""
-    worker, left = None, 0
+class _Slot:
+    """Runs one case after the other: a process for a dozen, and a new one where one was lost."""
+
+    def __init__(self, lots, seconds):
+        self._lots, self._seconds = lots, seconds
+        self._worker, self._left = None, 0
+
+    def row(self, index, case):
+        """The row of a case."""
+        if not self._left:
+            self.close()
+            self._worker, self._left = _Worker(self._lots), _PER_PROCESS
+        result, ended = self._worker.run(case, self._seconds)
+        self._left -= 1
+        if result is None:
+            result, self._left = {"outcome": "failed", "message": ended}, 0
+        row = {"index": index, "digest": digest(case), **result}
+        if result["outcome"] == "failed":
+            row["case"] = case
+        return row
+
+    def close(self):
+        if self._worker is not None:
+            self._worker.close()
+
+
+def run(numbered, lots, *, seconds=1200, workers=1):
+    """Runs cases, given as pairs (index, case), `workers` at a time; yields rows as they come."""
+    slots = queue.SimpleQueue()
+    for _ in range(workers):
+        slots.put(_Slot(lots, seconds))
+
+    def row(pair):
+        slot = slots.get()
+        try:
+            return slot.row(*pair)
+        finally:
+            slots.put(slot)
+
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
     try:
-        for index, case in numbered:
-            if not left:
-                if worker is not None:
-                    worker.close()
-                worker, left = _Worker(lots), _PER_PROCESS
-            result, ended = worker.run(case, seconds)
-            left -= 1
-            if result is None:
-                result, left = {"outcome": "failed", "message": ended}, 0
-            row = {"index": index, "digest": digest(case), **result}
-            if result["outcome"] == "failed":
-                row["case"] = case
-            yield row
+        waiting = [pool.submit(row, pair) for pair in numbered]
+        for done in concurrent.futures.as_completed(waiting):
+            yield done.result()
     finally:
-        if worker is not None:
-            worker.close()
+        pool.shutdown(cancel_futures=True)
+        for _ in range(workers):
+            slots.get().close()
 
 
 def summary(rows, cases):
@@ -179,6 +208,7 @@ def main():
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--lots", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="cases at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--only", help="indices to run; prints them and writes nothing")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
@@ -190,8 +220,8 @@ def main():
         return 0
     if arguments.only:
         wanted = [(i, draw_case(seed, i)) for i in map(int, arguments.only.split(","))]
-        for row, (_, case) in zip(run(wanted, lots), wanted, strict=True):
-            print(json.dumps({**row, "case": case}, indent=1), flush=True)
+        for row in run(wanted, lots):
+            print(json.dumps({**row, "case": dict(wanted)[row["index"]]}, indent=1), flush=True)
         return 0
     cases = [draw_case(seed, index) for index in range(arguments.models)]
     rows = {
@@ -201,7 +231,7 @@ def main():
     }
     missing = [(i, case) for i, case in enumerate(cases) if i not in rows]
     end = time.monotonic() + 60 * arguments.minutes
-    for row in run(missing, lots):
+    for row in run(missing, lots, workers=arguments.workers):
         rows[row["index"]] = row
         _write(arguments.output, lots, seed, [rows[i] for i in sorted(rows)], cases)
         if row["outcome"] == "failed":
