@@ -173,7 +173,7 @@ class Rows(RowGradients):
 def grouped(values, size):
     """[B·size, ...] as [B, size, ...]."""
     # Not -1 for the number of groups: it cannot be told from an empty batch.
-    head = tf.stack([tf.shape(values)[0] // size, size])
+    head = tf.stack([_batch_size(values) // size, size])
     values_in_groups = tf.reshape(values, tf.concat([head, tf.shape(values)[1:]], 0))
     return tf.ensure_shape(values_in_groups, [None, size, *values.shape[1:]])
 
@@ -198,9 +198,11 @@ def raised_sum(terms):
     sizes)·2⁻²⁴ whatever order a device adds in; by that much, and for the terms' own rounding, the
     sums are raised.
     """
-    # Not -1 for the number of entries: it cannot be told from an empty batch.
-    flat = tf.reshape(terms, [tf.shape(terms)[0], terms.shape[1:].num_elements()])
-    total, blocks = _tree_sum(flat, tuple(terms.shape[1:]))
+    shape = tuple(terms.shape[1:])
+    if len(shape) != 1:
+        # Not -1 for the number of entries: it cannot be told from an empty batch.
+        terms = tf.reshape(terms, [_batch_size(terms), math.prod(shape)])
+    total, blocks = _tree_sum(terms, shape)
     return total * (1.0 + (blocks + 4) * ROUNDOFF)
 
 
@@ -210,28 +212,35 @@ def row_norms(rows):
     A square below the smallest float32 counts as that one: where two norms are multiplied, tiny
     entries in one factor must not hide huge ones in the other. Norms above 1.8e19 are infinite.
     """
-    flat = tf.reshape(rows, [-1, rows.shape[-1]])
-    squares = sum_of_squares(flat) + rows.shape[-1] * SMALLEST_SQUARE
-    return tf.reshape(tf.sqrt(squares) * (1.0 + 4 * ROUNDOFF), tf.shape(rows)[:-1])
+    size = rows.shape[-1]
+    flat = rows if rows.shape.rank == 2 else tf.reshape(rows, [-1, size])
+    squares = sum_of_squares(flat) + size * SMALLEST_SQUARE
+    norms = tf.sqrt(squares) * (1.0 + 4 * ROUNDOFF)
+    return norms if rows.shape.rank == 2 else tf.reshape(norms, tf.shape(rows)[:-1])
 
 
 def _tree_sum(rows, shape):
     """Row sums of non-negative [B, n] in blocks, and the sum of the block sizes."""
     size, terms = rows.shape[1], 0
-    while size > 1:
+    while size > _LARGEST_BLOCK:
         block = _block_size(size, shape[0] if shape and not terms else 1)
         if size % block:
             rows = tf.pad(rows, [[0, 0], [0, -size % block]])
         size = -(-size // block)
         if not terms:
             # Over a middle axis, so that whole vectors are added: that is the work of the sum.
-            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], block, size]), axis=1)
+            rows = tf.reduce_sum(tf.reshape(rows, [_batch_size(rows), block, size]), axis=1)
         else:
-            rows = tf.reduce_sum(tf.reshape(rows, [tf.shape(rows)[0], size, block]), axis=2)
+            rows = tf.reduce_sum(tf.reshape(rows, [_batch_size(rows), size, block]), axis=2)
         # Changes nothing (NaN stays NaN), but keeps XLA from joining two levels into one long sum.
         rows = tf.abs(rows)
         terms += block
-    return tf.reduce_sum(rows, axis=1), terms
+    return tf.reduce_sum(rows, axis=1), terms + (size if size > 1 else 0)
+
+
+def _batch_size(rows):
+    """The number of rows: an int where it is known, which saves a graph a handful of operations."""
+    return tf.shape(rows)[0] if rows.shape[0] is None else rows.shape[0]
 
 
 def _block_size(size, lead):
@@ -240,8 +249,6 @@ def _block_size(size, lead):
     Divisors of the leading axis come first: then a block is a slice of the variable, and a compiler
     can form the gradient inside the sum without storing it.
     """
-    if size <= _LARGEST_BLOCK:
-        return size
     for number in (lead, size):
         for block in range(_LARGEST_BLOCK, 7, -1):
             if number % block == 0:

@@ -11,7 +11,7 @@ from tf_adadp import noise
 
 X, Y = data(rows=60)
 ENERGY = {"energy_data": (X[50:], Y[50:]), "energy_noise_multiplier": 1.0, "energy_clip": 1.0}
-MADE = {  # and how many numbers with noise the first two steps release, in variables
+MADE = {  # and how often the first two steps release its four variables, and one number
     "dpsgd": (lambda **k: dp.DPSGD(noise_multiplier=1.0, **k), 8),
     "adadp_local": (lambda **k: dp.ADADP(noise_multiplier=1.0, clipping="local", **k), 8),
     "autosgd": (lambda **k: dp.AutoSGD(noise_multiplier=1.0, **k), 8),

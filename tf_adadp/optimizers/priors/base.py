@@ -6,6 +6,7 @@ import math
 import tensorflow as tf
 
 from tf_adadp.checks import check_number
+from tf_adadp.flat_groups import FlatGroups
 
 FLOOR = 0.4  # no coordinate's scale falls below this fraction of the root mean square scale
 
@@ -99,19 +100,25 @@ def normalized(moments, shapes, exponent, floor=FLOOR):
         shapes: those of the variables.
         exponent, floor: see `Prior`.
     """
-    sizes = [float(math.prod(shape)) for shape in shapes]
-    share = [size / sum(sizes) for size in sizes]
-    overall = tf.add_n([s * tf.reduce_mean(v) for s, v in zip(share, moments, strict=True)])
-    # Over the largest, so that no power overflows.
-    largest = tf.reduce_max(tf.stack([tf.reduce_max(v) for v in moments]))
-    scale = tf.maximum(largest, 1e-30)
-    powers = [tf.maximum(v / scale, 0.0) ** exponent for v in moments]
-    mean_square = tf.add_n(
-        [s * tf.reduce_mean(tf.square(p)) for s, p in zip(share, powers, strict=True)]
+    sizes = [math.prod(shape) for shape in shapes]
+    groups = FlatGroups([m.shape for m in moments])
+    # Of all coordinates, the share that one entry of a moment stands for.
+    shares = groups.spread(
+        [size / sum(sizes) / max(n, 1) for size, n in zip(sizes, groups.sizes, strict=True)]
     )
+    flat = groups.pack(moments)
+
+    def mean(vectors):
+        return tf.add_n([tf.reduce_sum(s * v) for s, v in zip(shares, vectors, strict=True)])
+
+    overall = mean(flat)
+    # Over the largest, so that no power overflows.
+    scale = tf.maximum(tf.reduce_max(tf.stack([tf.reduce_max(v) for v in flat])), 1e-30)
+    powers = [tf.maximum(v / scale, 0.0) ** exponent for v in flat]
+    mean_square = mean([tf.square(p) for p in powers])
     known = tf.logical_and(overall > 0.0, mean_square > 0.0)
     normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
     low = floor**2
-    return [
-        tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers
-    ]
+    return groups.unpack(
+        [tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers]
+    )

@@ -2,7 +2,10 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
+
+from tf_adadp.flat_groups import FlatGroups
 
 POOLINGS = ("coordinate", "row", "column", "both", "layer")
 
@@ -34,66 +37,117 @@ class PooledMoments:
 
     def build(self, add_variable, shapes):
         """Creates u and V of every group, and the weight of the bias correction."""
-        self._shapes = shapes
-        self._groups = []  # per variable, a list of (pooled axes, u, V)
-        for i, shape in enumerate(shapes):
-            self._groups.append([])
-            for side, axes in enumerate(_pooled_axes(shape, self._pooling)):
-                kept = [1 if a in axes else n for a, n in enumerate(shape)]
-                u = add_variable(kept, f"prior_moment_{i}_{side}")
-                v = add_variable(kept, f"prior_variance_{i}_{side}")
-                self._groups[-1].append((axes, u, v))
+        self._sizes = [math.prod(shape) for shape in shapes]
+        # A side is one grouping of one variable: "both" has two of a matrix.
+        self._sides = [
+            (i, axes)
+            for i, shape in enumerate(shapes)
+            for axes in _pooled_axes(shape, self._pooling)
+        ]
+        self._first_sides = [
+            next(side for side, (of, _) in enumerate(self._sides) if of == i)
+            for i in range(len(shapes))
+        ]
+        self._layout = FlatGroups(
+            [1 if a in axes else n for a, n in enumerate(shapes[i])] for i, axes in self._sides
+        )
+        self._means = [
+            (add_variable((n,), f"prior_moment_{j}"), add_variable((n,), f"prior_variance_{j}"))
+            for j, n in enumerate(self._layout.lengths())
+        ]
         self._weight = add_variable((), "prior_weight")
 
     def update(self, vectors, stddevs, decay):
         """Takes in one vector and the std of its noise (lists, per variable)."""
         self._weight.assign(decay * self._weight.value + (1.0 - decay))
-        for g, std, groups in zip(vectors, stddevs, self._groups, strict=True):
-            noise = tf.square(std)
-            for axes, u, v in groups:
-                count = g.shape.num_elements() / u.shape.num_elements()
-                mean_noise = _mean(noise, axes)
-                debiased = tf.reduce_mean(tf.square(g), axes, keepdims=True) - mean_noise
-                spread = 2.0 * _mean(tf.square(noise), axes)
-                spread += 4.0 * tf.maximum(debiased, 0.0) * mean_noise
-                u.assign(decay * u.value + (1.0 - decay) * debiased)
-                v.assign(decay**2 * v.value + (1.0 - decay) ** 2 * spread / count)
+        squares = [tf.square(g) for g in vectors]
+        noise = [tf.square(std) for std in stddevs]
+        counts = [
+            self._sizes[i] / max(n, 1)
+            for (i, _), n in zip(self._sides, self._layout.sizes, strict=True)
+        ]
+        for (u, v), square, mean_noise, mean_squared_noise, count in zip(
+            self._means,
+            self._pooled(squares),
+            self._pooled(noise),
+            self._pooled([tf.square(n) for n in noise]),
+            self._layout.spread(counts),
+            strict=True,
+        ):
+            debiased = square - mean_noise
+            spread = 2.0 * mean_squared_noise + 4.0 * tf.maximum(debiased, 0.0) * mean_noise
+            u.assign(decay * u.value + (1.0 - decay) * debiased)
+            v.assign(decay**2 * v.value + (1.0 - decay) ** 2 * spread / count)
+
+    def _pooled(self, values):
+        """The means over all groups of values that broadcast to the variables, as vectors."""
+        means = []
+        for (i, axes), shape in zip(self._sides, self._layout.shapes, strict=True):
+            mean = values[i]
+            if mean.shape.rank and any(mean.shape[a] != 1 for a in axes):
+                mean = tf.reduce_mean(mean, axes, keepdims=True)
+            means.append(mean if mean.shape == shape else tf.broadcast_to(mean, shape))
+        return self._layout.pack(means)
 
     def estimates(self):
         """List of tensors that broadcast to the variables; they may be negative."""
         weight = tf.maximum(self._weight.value, 1e-12)
-        found = [
-            [(u.value / weight, v.value / weight**2) for _, u, v in groups]
-            for groups in self._groups
-        ]
-        means = tf.stack([tf.reduce_mean(groups[0][0]) for groups in found])
-        errors = tf.stack(
-            [tf.reduce_mean(v) / tf.cast(tf.size(v), tf.float32) for ((_, v), *_) in found]
-        )
-        sizes = [float(math.prod(shape)) for shape in self._shapes]
-        share = tf.constant(sizes) / sum(sizes)
-        shrunk_means = self._shrink(means, tf.reduce_sum(share * means), errors, share)
+        values = [u.value / weight for u, _ in self._means]
+        side_means = self._layout.means(values)
+        side_variances = self._layout.means([v.value / weight**2 for _, v in self._means])
+        # Rows and columns of one variable have the same mean, but for rounding.
+        means = tf.gather(side_means, self._first_sides)
+        shrunk_means = self._shrunk_means(means, tf.gather(side_variances, self._first_sides))
+        side_means = tf.gather(means, [i for i, _ in self._sides])
+        if self._shrinkage:
+            values = self._shrunk(values, side_means, side_variances)
+        if len(self._sides) == len(self._sizes):
+            shifts = self._layout.spread(shrunk_means - means)
+            return self._layout.unpack([a + b for a, b in zip(values, shifts, strict=True)])
+        sides = self._layout.unpack(values)
         return [
-            self._joined(groups, means[i]) + shrunk_means[i] - means[i]
-            for i, groups in enumerate(found)
+            self._joined(
+                [s for s, (of, _) in zip(sides, self._sides, strict=True) if of == i], mean
+            )
+            + shift
+            for i, (mean, shift) in enumerate(
+                zip(tf.unstack(means), tf.unstack(shrunk_means - means), strict=True)
+            )
         ]
 
-    def _joined(self, groups, mean):
+    def _shrunk_means(self, means, variances):
+        """The variables' means, shrunk towards the overall mean."""
+        if not self._shrinkage:
+            return means
+        share = np.array(self._sizes, np.float32) / np.float32(sum(self._sizes))
+        groups = np.array(
+            [max(self._layout.sizes[side], 1) for side in self._first_sides], np.float32
+        )
+        overall = tf.reduce_sum(share * means)
+        between = tf.reduce_sum(share * tf.square(means - overall))
+        kept = _explained(between, tf.reduce_sum(share * variances / groups))
+        return overall + kept * (means - overall)
+
+    def _shrunk(self, values, means, variances):
+        """The groups' values, shrunk towards the mean of their variable."""
+        centers = self._layout.spread(means)
+        apart = [v - center for v, center in zip(values, centers, strict=True)]
+        between = self._layout.means([tf.square(a) for a in apart])
+        kept = self._layout.spread(_explained(between, variances))
+        return [c + k * a for c, k, a in zip(centers, kept, apart, strict=True)]
+
+    def _joined(self, sides, mean):
         """One estimate per coordinate from those of the groups it is in."""
-        sides = [self._shrink(u, mean, v, 1.0 / u.shape.num_elements()) for u, v in groups]
         if len(sides) == 1:
             return sides[0]
         rows, columns = (tf.maximum(side, 0.0) for side in sides)
         return tf.where(mean > 0.0, rows * columns / tf.maximum(mean, 1e-30), mean)
 
-    def _shrink(self, values, mean, variances, share):
-        """mean + ρ·(values − mean), ρ the share of their spread that is no estimation error."""
-        if not self._shrinkage:
-            return values
-        between = tf.reduce_sum(share * tf.square(values - mean))
-        error = tf.reduce_sum(share * variances)
-        rho = tf.maximum(1.0 - tf.math.divide_no_nan(error, between), 0.0)
-        return mean + tf.where(between > 0.0, rho, 0.0) * (values - mean)
+
+def _explained(between, error):
+    """ρ, the share of a spread that is no estimation error; 0 where there is no spread."""
+    rho = tf.maximum(1.0 - tf.math.divide_no_nan(error, between), 0.0)
+    return tf.where(between > 0.0, rho, 0.0)
 
 
 def _pooled_axes(shape, pooling):
@@ -105,8 +159,3 @@ def _pooled_axes(shape, pooling):
         return [every]
     row, column = every[-1:], every[:-1]
     return {"row": [row], "column": [column], "both": [row, column]}[pooling]
-
-
-def _mean(values, axes):
-    """The mean over axes of values that broadcast to a variable: a scalar, or of its rank."""
-    return tf.reduce_mean(values, axes, keepdims=True) if values.shape.rank else values
