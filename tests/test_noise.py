@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tf_adadp import noise
+from tf_adadp import flat_groups, noise
 
 KEY = noise.new_key(7)
 # Keys are fixed, so these tests pass or fail for good. Over random keys a KS test at this level
@@ -106,6 +106,37 @@ def test_variables_differ():
 def test_words_wrap_around():
     largest = np.array([2**63 - 1, 2**63 - 1])
     assert _p_value(_draw(key=largest, step=5, index=9)) > FALSE_ALARM
+
+
+def test_small_variables_share_a_stream_and_large_ones_do_not():
+    sizes = [3, 5, flat_groups.LARGEST_GROUP, 4, 7]
+    drawn = noise.gaussians(KEY, 3, [(n,) for n in sizes], [1.0] * 5, index=2)
+    np.testing.assert_array_equal(tf.concat(drawn[:2], 0), _draw(index=2, shape=(8,)))
+    np.testing.assert_array_equal(drawn[2], _draw(index=4, shape=(sizes[2],)))
+    np.testing.assert_array_equal(tf.concat(drawn[3:], 0), _draw(index=5, shape=(11,)))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_variables_of_one_stream_have_their_own_noise(dtype):
+    """Laws, scales per variable and per coordinate, and that no two share numbers or correlate."""
+    shapes, column = [(), (60, 50), (3000,), (0, 4), (3000, 1)], np.geomspace(1e-3, 1e3, 50)
+    stddevs = [1.0, column[None, :], tf.constant(4.0), 1.0, 0.5]
+    drawn = noise.gaussians(KEY, 3, shapes, stddevs, dtype)
+    assert [tuple(d.shape) for d in drawn] == shapes
+    assert {d.dtype for d in drawn} == {dtype}
+    normals = [np.ravel(d / tf.cast(s, dtype)) for d, s in zip(drawn, stddevs, strict=True)]
+    large = [n for n in normals if n.size == 3000]
+    for values in large:
+        assert _p_value(values) > FALSE_ALARM
+    for i in range(3):
+        # 5σ of a correlation of n independent pairs is 5/√n: a false alarm in 1.7 million.
+        assert abs(np.corrcoef(large[i], large[i - 1])[0, 1]) < 5 / np.sqrt(3000)
+        assert not np.any(large[i] == large[i - 1])
+    again = tf.function(lambda step: noise.gaussians(KEY, step, shapes, stddevs, dtype))
+    for step in (3, 4):
+        other = np.concatenate([np.ravel(v) for v in again(tf.constant(step, tf.int64))])
+        same = np.isclose(other, np.concatenate([np.ravel(d) for d in drawn]), rtol=1e-5)
+        assert np.all(same) if step == 3 else np.mean(same) < 0.01
 
 
 # --- secure noise ---------------------------------------------------------------------------------
@@ -382,7 +413,7 @@ def test_replicas_share_key_step_and_noise():
     """Two logical devices need a process of their own."""
     script = """
     import tensorflow as tf
-    from tf_adadp import noise
+    from tf_adadp import flat_groups, noise
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -166,10 +166,8 @@ def test_against_the_reference(monkeypatch):
             draws = agd.exponential(optimizer._selection_key.key, t, 4).numpy()
         else:
             key = optimizer._noise_key.key
-            draws = [
-                noise.gaussian(key, t, i, v.shape, 1.0).numpy().astype(np.float64)
-                for i, v in enumerate(start)
-            ]
+            draws = noise.gaussians(key, t, [v.shape for v in start], [1.0] * len(start))
+            draws = [draw.numpy().astype(np.float64) for draw in draws]
         reference.step(lot_x.numpy()[:, 0], lot_y.numpy()[:, 0], draws, epsilon)
         for a, b in zip(weights, reference.w, strict=True):
             np.testing.assert_allclose(a, b, atol=5e-5)

@@ -1,5 +1,7 @@
 """`secure_noise` reaches every place where an optimizer, or DPPCA, adds noise to a sum."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -11,37 +13,44 @@ from tf_adadp import noise
 
 X, Y = data(rows=60)
 ENERGY = {"energy_data": (X[50:], Y[50:]), "energy_noise_multiplier": 1.0, "energy_clip": 1.0}
-MADE = {  # and how often the first two steps release its four variables, and one number
-    "dpsgd": (lambda **k: dp.DPSGD(noise_multiplier=1.0, **k), 8),
-    "adadp_local": (lambda **k: dp.ADADP(noise_multiplier=1.0, clipping="local", **k), 8),
-    "autosgd": (lambda **k: dp.AutoSGD(noise_multiplier=1.0, **k), 8),
-    "adaclip": (lambda **k: dp.AdaCliP(noise_multiplier=1.0, **k), 8),
+MADE = {  # and how many gradients and single numbers the first two steps release
+    "dpsgd": (lambda **k: dp.DPSGD(noise_multiplier=1.0, **k), (2, 0)),
+    "adadp_local": (lambda **k: dp.ADADP(noise_multiplier=1.0, clipping="local", **k), (2, 0)),
+    "autosgd": (lambda **k: dp.AutoSGD(noise_multiplier=1.0, **k), (2, 0)),
+    "adaclip": (lambda **k: dp.AdaCliP(noise_multiplier=1.0, **k), (2, 0)),
     "dpopt": (
         lambda **k: dp.DPOPT(
             noise_multiplier=1.0, directions="budgeted", direction_noise_multiplier=1.0, **k
         ),
-        16,
+        (4, 0),
     ),
-    "sadpsgd": (lambda **k: dp.SADPSGD(noise_multiplier=1.0, **ENERGY, **k), 10),
-    "agd": (lambda **k: dp.AGD(total_epsilon=5.0, total_delta=1e-3, **k), 4),
-    "dpnadam": (lambda **k: dp.make_private(keras.optimizers.Nadam)(noise_multiplier=1.0, **k), 8),
+    "sadpsgd": (lambda **k: dp.SADPSGD(noise_multiplier=1.0, **ENERGY, **k), (2, 2)),
+    "agd": (lambda **k: dp.AGD(total_epsilon=5.0, total_delta=1e-3, **k), (1, 0)),
+    "dpnadam": (
+        lambda **k: dp.make_private(keras.optimizers.Nadam)(noise_multiplier=1.0, **k),
+        (2, 0),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_every_draw_of_a_secure_optimizer_is_of_64_bits(name, monkeypatch):
     make, expected = MADE[name]
-    drawn = []
+    drawn, dtypes = [], set()
     gaussian = noise.gaussian
 
     def record(key, step, index, shape, stddev, dtype=tf.float32):
-        drawn.append(dtype)
+        drawn.append(math.prod(shape))
+        dtypes.add(dtype)
         return gaussian(key, step, index, shape, stddev, dtype)
 
     monkeypatch.setattr(noise, "gaussian", record)
     private = private_model(make(secure_noise=True), run_eagerly=True)
     private.fit(X[:50], Y[:50], batch_size=25, epochs=1, steps_per_epoch=2, verbose=0)
-    assert drawn == [tf.float64] * expected
+    weights = sum(v.shape.num_elements() for v in private.trainable_variables)
+    gradients, numbers = expected
+    assert sum(drawn) == gradients * weights + numbers
+    assert dtypes == {tf.float64}
     assert all(np.isfinite(w).all() for w in private.get_weights())
     config = private.optimizer.get_config()
     assert config["secure_noise"] is True

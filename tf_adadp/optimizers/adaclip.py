@@ -125,7 +125,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         if self.scale == "free":
             scales = [tf.convert_to_tensor(b.value) for b in self._kept_scale]
         else:
-            scales = [self.l2_norm_clip * r for r in self.noise_shape()]
+            scales = self._ellipsoid_scales()
         center = [tf.convert_to_tensor(a.value) for a in self._center]
         return sets.Ellipsoid(scales, center, gamma=self._relative_gamma())
 

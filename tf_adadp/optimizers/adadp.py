@@ -91,9 +91,9 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         if self.scale_step and self.prior != "raw":
             # The shape that this release was made with: `super` changes the prior.
             # A coordinate without noise, r = 0, has no gradient either.
-            self._step_factors = [
-                tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self.noise_shape()
-            ]
+            self._step_factors = self._shape_layout.unpack(
+                [tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self._shape_vectors()]
+            )
         try:
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:

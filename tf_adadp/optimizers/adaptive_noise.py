@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp.checks import check_choice, check_integer, check_number
+from tf_adadp.flat_groups import FlatGroups
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
 from tf_adadp.optimizers.priors.raw import RawPrior, variance
@@ -134,34 +135,42 @@ class AdaptiveNoise(DPOptimizer):
             return
         # r is worked out once per release and kept: one that were worked out anew for the noise
         # could differ from the one that gradients were clipped with.
-        self._kept_shape = []
         with tf.init_scope():
-            for i, (r, v) in enumerate(zip(self._next_shape(), variables, strict=True)):
+            shape = self._next_shape()
+            for r, v in zip(shape, variables, strict=True):
                 if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
                     raise ValueError(
                         f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
                         f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
                     )
-                kept = self._add_state(tuple(r.shape), f"noise_shape_{i}")
-                kept.assign(r)
-                self._kept_shape.append(kept)
+            self._shape_layout = FlatGroups([r.shape for r in shape])
+            self._kept_shape = [
+                self._add_state((n,), f"noise_shape_{j}")
+                for j, n in enumerate(self._shape_layout.lengths())
+            ]
+            self._keep_shape(shape)
 
     def clipping_set(self):
         """The set of this step: an ellipsoid or a box, or the ball of radius C while warming up."""
         if self.prior == "raw":
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
-            scales = [self.l2_norm_clip * r for r in self.noise_shape()]
+            scales = self._ellipsoid_scales()
             return sets.Ellipsoid(scales, gamma=self._relative_gamma())
-        shape = [r.value for r in self._kept_shape]
+        kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
+        bounds = self._shape_layout.unpack([scale * r for r in kept])
         box = sets.Box(
             [
-                tf.broadcast_to(scale * r, v.shape)
-                for r, v in zip(shape, self._trainable_variables, strict=True)
+                tf.broadcast_to(c, v.shape)
+                for c, v in zip(bounds, self._trainable_variables, strict=True)
             ]
         )
-        return sets.Switch(self._is_warm(shape), box, sets.L2Ball(self.l2_norm_clip))
+        return sets.Switch(self._is_warm(kept), box, sets.L2Ball(self.l2_norm_clip))
+
+    def _ellipsoid_scales(self):
+        """C·r, per variable."""
+        return self._shape_layout.unpack([self.l2_norm_clip * r for r in self._shape_vectors()])
 
     def _relative_gamma(self):
         """γ in the metric of the ellipsoid, where the clip norm is 1."""
@@ -175,9 +184,13 @@ class AdaptiveNoise(DPOptimizer):
         """
         if self.prior == "raw":
             raise ValueError('noise_shape: with prior="raw" the noise shows raw gradients.')
-        shape = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
-        warm = self._is_warm(shape)
-        return [tf.where(warm, r, 1.0) for r in shape]
+        return self._shape_layout.unpack(self._shape_vectors())
+
+    def _shape_vectors(self):
+        """r as it is kept: the vectors of `_shape_layout`."""
+        kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
+        warm = self._is_warm(kept)
+        return [tf.where(warm, r, 1.0) for r in kept]
 
     def _printed_set(self):
         """Algorithm 1, lines 6–20."""
@@ -210,10 +223,10 @@ class AdaptiveNoise(DPOptimizer):
     def _observe(self, released, stddevs):
         if self.prior != "raw":
             self._prior.update(released, stddevs)
-            self._keep_shape()
+            self._keep_shape(self._next_shape())
 
-    def _keep_shape(self):
-        for kept, r in zip(self._kept_shape, self._next_shape(), strict=True):
+    def _keep_shape(self, shape):
+        for kept, r in zip(self._kept_shape, self._shape_layout.pack(shape), strict=True):
             kept.assign(r)
 
     def _next_shape(self):

@@ -109,6 +109,7 @@ class DPOptimizer:
     # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
     # its event covers them, and its step shows every example to `on_batch` once. Not inherited.
     covers_metrics = True
+    _set_of_step = None  # while `private_step` runs
     event_varies = False  # True where the coming step's event depends on what was released
 
     def __init__(
@@ -441,10 +442,15 @@ class DPOptimizer:
         Returns:
             The sum of the examples' losses: a raw statistic, for logs only.
         """
-        sums, loss = self._clipped_sum(
-            engine, lot, self.clipping_set(), self.example_seed(), expected_lot_size, on_batch
-        )
-        self.apply_private(sums, expected_lot_size, regularization_gradients)
+        # One set for clipping and for noise, worked out once.
+        self._set_of_step = self.clipping_set()
+        try:
+            sums, loss = self._clipped_sum(
+                engine, lot, self._set_of_step, self.example_seed(), expected_lot_size, on_batch
+            )
+            self.apply_private(sums, expected_lot_size, regularization_gradients)
+        finally:
+            self._set_of_step = None
         return loss
 
     def _clipped_sum(self, engine, lot, clipping_set, seed, expected_lot_size, on_batch=None):
@@ -494,7 +500,7 @@ class DPOptimizer:
 
     def _release(self, sums, expected_lot_size):
         """g̃, from the noisy mean and the public constant a."""
-        clipping_set = self.clipping_set()
+        clipping_set = self._set_of_step or self.clipping_set()
         released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
         self._observe(released, stddevs)
         if clipping_set.center is not None:

@@ -238,7 +238,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         )
         for w, r in zip(self._direction, released, strict=True):
             w.assign(r)
-        self._keep_shape()
+        self._keep_shape(self._next_shape())
 
     @property
     def uncharged_releases(self):
