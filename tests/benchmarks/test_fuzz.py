@@ -113,7 +113,7 @@ def _says_nothing_useful(monkeypatch):
         (_noise_for_half, "moved the sum by [12]"),
         (_charges_every_other_step, "2 steps, 1 charged"),
         (_breaks_after_a_step, "error after 1 steps"),
-        (_says_nothing_useful, "unclear error at fit: KeyError"),
+        (_says_nothing_useful, "an error without a message at fit: KeyError"),
     ],
 )
 def test_a_broken_package_fails(fault, found, monkeypatch):

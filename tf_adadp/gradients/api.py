@@ -100,6 +100,10 @@ def make_engine(
             ghost_pass = ghost.GhostPass(example_loss, **options)
             _check_no_mapped_attention(ghost_pass)
             planned = ghost.probe(ghost_pass, element_spec)
+            if control_flow is not None and jit_compile is True:
+                looped = [part.layer for part in planned if part.rule == "map"]
+                if looped:
+                    raise ghost.CannotFollow(f"jit_compile=True with loops mapped: {looped[0]!r}")
             if gradient_engine == "auto":
                 reason = "it can follow every layer"
             plan = ghost.GradientPlan("ghost", reason, planned, num_scalars)

@@ -247,6 +247,11 @@ class DPOptimizer:
                 f"An earlier build of this {type(self).__name__} failed, and left it half made. "
                 "Make a new optimizer."
             )
+        if not variables:
+            raise ValueError(
+                f"variables=[]: {type(self).__name__} has nothing to train. Set "
+                "`layer.trainable = True` on the layers that should learn."
+            )
         self._build_failed = True
         clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
         super().build(variables)

@@ -98,6 +98,7 @@ class GhostEngine:
                 )
             else:
                 chunk = tf.nest.map_structure(lambda t: None if t is None else t[first:last], rows)
+                chunk = _at_least_two_rows(chunk)
             x_c, y_c, weight_c, mask_c = chunk
             seeds = self.example_loss.draw_seeds(seed, c)
             new, losses, y_pred = run(x_c, y_c, weight_c, mask_c, seeds)
@@ -115,7 +116,7 @@ class GhostEngine:
             sums = clipping_set.clipped_sum(no_rows, tf.zeros([0]))
         else:
             # The first chunk, often the only one, outside of the loop: adding its sums to zeros
-            # would be a pass over the weights. Of an empty lot it has no rows.
+            # would be a pass over the weights. Of an empty lot it is padding.
             first = tf.constant(1)
             sums, total_loss = chunk_sums(tf.constant(0))
         _, sums, total_loss = tf.while_loop(
@@ -148,3 +149,26 @@ class GhostEngine:
             return run(trainable, x, y, sample_weight, seeds)
 
         return draw_and_run
+
+
+def _at_least_two_rows(chunk):
+    """A structure of tensors [n, ...] with rows of zeros up to two; None stays None.
+
+    Some of TensorFlow's kernels give no rows at all the wrong shape (a separable convolution loses
+    a channel, with oneDNN), and `tf.vectorized_map` cannot follow an LSTM over a single one.
+    """
+    leaves = tf.nest.flatten(chunk)
+    present = [leaf for leaf in leaves if leaf is not None]
+    missing = 2 - tf.shape(present[0])[0]
+
+    def padded():
+        return [
+            tf.concat([t, tf.zeros(tf.concat([[missing], tf.shape(t)[1:]], 0), t.dtype)], 0)
+            for t in present
+        ]
+
+    filled = iter(tf.cond(missing > 0, padded, lambda: [tf.identity(t) for t in present]))
+    flat = [
+        None if t is None else tf.ensure_shape(next(filled), [None, *t.shape[1:]]) for t in leaves
+    ]
+    return tf.nest.pack_sequence_as(chunk, flat)
