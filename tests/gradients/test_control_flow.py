@@ -72,16 +72,26 @@ def test_a_step_equals_plain_gradient_descent(layer):
     assert ("one example after the other" in private._run.plan.reason) == (layer is not While)
 
 
-def test_xla_compiles_no_loop_in_the_map():
+@pytest.mark.parametrize(
+    ("engine", "layers"),
+    [
+        ("vectorized", lambda: [Scan()]),
+        ("auto", lambda: [Scan()]),
+        ("auto", lambda: [L.Reshape((3, 2)), L.SimpleRNN(2)]),
+    ],
+)
+def test_xla_compiles_no_loop_in_the_map(engine, layers):
     """Known before the first step: TensorFlow would raise after its charge."""
     x, y = data()
     private = private_model(
-        model=plain_model(Scan()),
+        model=plain_model(*layers()),
         metrics=[],
         jit_compile=True,
-        wrap={"gradient_engine": "vectorized"},
+        wrap={"gradient_engine": engine},
     )
-    with pytest.raises(ValueError, match="XLA cannot compile the loop or branch 'scan"):
+    with pytest.raises(
+        ValueError, match="XLA cannot compile the loop or branch '(scan|simple_rnn)"
+    ):
         private.fit(x, y, batch_size=30, verbose=0)
     assert private.ledger.steps == 0
 

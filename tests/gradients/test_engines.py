@@ -7,7 +7,10 @@ import tensorflow as tf
 from helpers import crossentropy, data, exact_sgd, plain_model
 
 import tf_adadp as dp
+from tf_adadp import clipping
+from tf_adadp.sampling import make_lot
 
+L = keras.layers
 OPTIMIZERS = {
     "dpsgd": lambda: dp.DPSGD(0.1, noise_multiplier=1.0, seed=3),
     "layers": lambda: dp.DPSGD(0.1, noise_multiplier=1.0, l2_norm_clip={"": 0.5}, seed=3),
@@ -93,6 +96,39 @@ def test_empty_lots_are_legal():
     model.fit(lots, steps_per_epoch=2, verbose=0)
     assert all(np.all(np.isfinite(w)) for w in model.get_weights())
     assert any(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layers", "size"),
+    [
+        # TensorFlow's own kernel loses a channel of no rows at all.
+        (lambda: [L.Reshape((2, 3, 1)), L.SeparableConv2D(2, 2), L.GlobalAveragePooling2D()], 0.5),
+        # `tf.vectorized_map` cannot follow it over one row.
+        (lambda: [L.Reshape((3, 2)), L.LSTM(2, return_sequences=True), L.Flatten()], 3),
+    ],
+)
+def test_lots_of_no_row_and_of_one(layers, size):
+    x, y = data(rows=6)
+    lots = dp.PoissonLots(x, y, expected_size=size, seed=1)
+    model = dp.DPModel(plain_model(*layers()), gradient_engine="ghost", physical_batch_size=1)
+    model.compile(exact_sgd(), loss=crossentropy(), jit_compile=False)
+    model.fit(lots, steps_per_epoch=8, verbose=0)
+    assert model.ledger.steps == 8
+    totals = []
+    for rows in (0, 1, 3):
+        lot = make_lot(x[:rows], y[:rows], physical_batch_size=1)
+        sums, _ = model._run.engine.clipped_sum(lot, clipping.L2Ball(1e6), tf.zeros([2], tf.int64))
+        totals.append(np.concatenate([np.ravel(s) for s in sums]))
+    assert not np.any(totals[0])
+    assert np.any(totals[1])
+    with tf.GradientTape() as tape:
+        losses = keras.losses.sparse_categorical_crossentropy(
+            y[:3], model.model(x[:3]), from_logits=True
+        )
+        loss = tf.reduce_sum(losses)
+    plain = tape.gradient(loss, model.trainable_variables)
+    plain = np.concatenate([np.ravel(g) for g in plain])
+    np.testing.assert_allclose(totals[2], plain, rtol=1e-3, atol=1e-5)
 
 
 def test_a_row_of_nan_contributes_nothing():

@@ -497,7 +497,7 @@ def test_refusals_before_anything_is_trained():
         optimizer.apply_private([], 60.0)
     with pytest.raises(RuntimeError, match="no raw gradients"):
         optimizer.apply([tf.zeros((6, 3)), tf.zeros(3)])
-    optimizer._spent.assign(0.99 * optimizer.budget_filter.budget)
+    optimizer._spent.assign(0.9999 * optimizer.budget_filter.budget)
     with pytest.raises(ValueError, match="cannot fit one step"):
         optimizer.begin(LAW, None, 1)
     assert int(optimizer.iterations) == int(private.optimizer.iterations) == 0

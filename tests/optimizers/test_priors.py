@@ -295,3 +295,9 @@ def test_bad_arguments(make, match):
 def test_scales_must_be_a_dict():
     with pytest.raises(TypeError, match="scales=1.0"):
         priors.FixedPrior(1.0)
+
+
+@pytest.mark.parametrize("make", [dp.DPSGD, dp.ADADP, dp.AdaCliP, dp.DPOPT])
+def test_nothing_to_train(make):
+    with pytest.raises(ValueError, match=r"variables=\[\]: .* has nothing to train"):
+        make(noise_multiplier=1.0).build([])
