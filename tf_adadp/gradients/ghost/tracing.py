@@ -100,11 +100,14 @@ class GhostPass:
         if cut:
             return losses, y_pred, tape.gradient(total, trainable), records
         outputs = [z for record in records for z in record.outputs]
-        found = iter(tape.gradient(total, outputs, unconnected_gradients="zero"))
+        found = tape.gradient(total, outputs, unconnected_gradients="zero")
+        found = iter(zip(outputs, found, strict=True))
         parts = {id(v): [] for v in self.example_loss.trainable_variables}
         for record in records:
             for gradients in record.gradients:
-                d = tf.cast(tf.convert_to_tensor(next(found)), tf.float32) / self._loss_scale
+                z, d = next(found)
+                d = tf.cast(tf.convert_to_tensor(d), tf.float32) / self._loss_scale
+                d.set_shape(z.shape)  # which a gradient may have lost on its way
                 for variable, rows in gradients(d):
                     if id(variable) in parts:
                         record.parts.append((variable, rows))
