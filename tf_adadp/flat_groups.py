@@ -70,12 +70,16 @@ class FlatGroups:
             values: a list of floats, or a tensor [number of tensors].
         """
         values = tf.convert_to_tensor(values, tf.float32)
-        return [
-            values[members.start]
-            if len(members) == 1
-            else tf.gather(values, np.repeat(members, [self.sizes[i] for i in members]))
-            for members in self.ranges
-        ]
+        spread = []
+        for members, length in zip(self.ranges, self.lengths(), strict=True):
+            if len(members) == 1:
+                spread.append(values[members.start])
+                continue
+            # Worked out in the graph: as constants these numbers would be as large as the model.
+            ends = np.cumsum([self.sizes[i] for i in members])
+            tensor = tf.searchsorted(tf.constant(ends, tf.int32), tf.range(length), side="right")
+            spread.append(tf.gather(values[members.start : members.stop], tensor))
+        return spread
 
     def means(self, vectors):
         """The mean of each tensor, [number of tensors]; 0 of an empty one."""
