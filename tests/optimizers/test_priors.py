@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import SHAPES, make_variables
+from helpers import data, plain_model, private_model
 
 import tf_adadp as dp
 from tf_adadp import priors
@@ -298,6 +299,37 @@ def test_scales_must_be_a_dict():
 
 
 @pytest.mark.parametrize("make", [dp.DPSGD, dp.ADADP, dp.AdaCliP, dp.DPOPT])
-def test_nothing_to_train(make):
-    with pytest.raises(ValueError, match=r"variables=\[\]: .* has nothing to train"):
-        make(noise_multiplier=1.0).build([])
+def test_a_frozen_model_is_not_trained(make):
+    model = plain_model()
+    model.trainable = False
+    frozen = private_model(make(noise_multiplier=1.0), model)
+    with pytest.raises(ValueError, match="has no trainable weights"):
+        frozen.fit(*data(), batch_size=30, verbose=0)
+    assert frozen.ledger.steps == 0
+    frozen.optimizer.build([])  # as `load_model` does
+
+
+def test_a_model_that_was_frozen_is_loaded(tmp_path):
+    private = private_model(dp.DPSGD(noise_multiplier=1.0))
+    private.fit(*data(), batch_size=30, verbose=0)
+    private.trainable = False
+    private.save(tmp_path / "frozen.keras")
+    again = keras.saving.load_model(tmp_path / "frozen.keras")
+    assert again.ledger.steps == private.ledger.steps
+
+
+class _Turning(priors.ExponentialPrior):
+    """Its shape is another one after the first release."""
+
+    calls = 0
+
+    def moments(self):
+        self.calls += 1
+        return [np.ones((1, 3) if self.calls == 1 else (3, 1), np.float32)]
+
+
+def test_a_shape_that_changes_is_refused():
+    optimizer = dp.ADADP(noise_multiplier=1.0, prior=_Turning())
+    optimizer.build([keras.Variable(np.zeros((3, 3), np.float32))])
+    with pytest.raises(ValueError, match="give the same every time"):
+        optimizer.apply_private([tf.zeros((3, 3))], 10.0)

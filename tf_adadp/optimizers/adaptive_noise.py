@@ -131,7 +131,8 @@ class AdaptiveNoise(DPOptimizer):
     def _build_private(self, variables):
         self._num_scalars = sum(math.prod(v.shape) for v in variables)
         self._prior.build(self._add_state, variables)
-        if self.prior == "raw":
+        self._shape_layout, self._kept_shape = FlatGroups([]), []
+        if self.prior == "raw" or not variables:  # a frozen model can be saved and loaded
             return
         # r is worked out once per release and kept: one that were worked out anew for the noise
         # could differ from the one that gradients were clipped with.
@@ -226,6 +227,12 @@ class AdaptiveNoise(DPOptimizer):
             self._keep_shape(self._next_shape())
 
     def _keep_shape(self, shape):
+        shapes = [tuple(r.shape) for r in shape]
+        if shapes != self._shape_layout.shapes:
+            raise ValueError(
+                f"The prior {type(self._prior).__name__} has shapes {shapes}, and had "
+                f"{self._shape_layout.shapes} when it was built: give the same every time."
+            )
         for kept, r in zip(self._kept_shape, self._shape_layout.pack(shape), strict=True):
             kept.assign(r)
 

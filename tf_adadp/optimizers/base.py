@@ -50,6 +50,8 @@ _READ_ONLY = {
 _CHARGED = ("event", "record", "charge", "private_step")  # see `covers_metrics`
 OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
+# The set of the `private_step` that runs, in the thread of its replica.
+_SET_OF_STEP = contextvars.ContextVar("set of a step", default=None)
 
 
 class DPOptimizer:
@@ -109,7 +111,6 @@ class DPOptimizer:
     # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
     # its event covers them, and its step shows every example to `on_batch` once. Not inherited.
     covers_metrics = True
-    _set_of_step = None  # while `private_step` runs
     event_varies = False  # True where the coming step's event depends on what was released
 
     def __init__(
@@ -246,11 +247,6 @@ class DPOptimizer:
             raise ValueError(
                 f"An earlier build of this {type(self).__name__} failed, and left it half made. "
                 "Make a new optimizer."
-            )
-        if not variables:
-            raise ValueError(
-                f"variables=[]: {type(self).__name__} has nothing to train. Set "
-                "`layer.trainable = True` on the layers that should learn."
             )
         self._build_failed = True
         clipping.bounds_for([_path(v) for v in variables], self.l2_norm_clip)  # checks the prefixes
@@ -448,14 +444,15 @@ class DPOptimizer:
             The sum of the examples' losses: a raw statistic, for logs only.
         """
         # One set for clipping and for noise, worked out once.
-        self._set_of_step = self.clipping_set()
+        clipping_set = self.clipping_set()
+        token = _SET_OF_STEP.set(clipping_set)
         try:
             sums, loss = self._clipped_sum(
-                engine, lot, self._set_of_step, self.example_seed(), expected_lot_size, on_batch
+                engine, lot, clipping_set, self.example_seed(), expected_lot_size, on_batch
             )
             self.apply_private(sums, expected_lot_size, regularization_gradients)
         finally:
-            self._set_of_step = None
+            _SET_OF_STEP.reset(token)
         return loss
 
     def _clipped_sum(self, engine, lot, clipping_set, seed, expected_lot_size, on_batch=None):
@@ -505,7 +502,7 @@ class DPOptimizer:
 
     def _release(self, sums, expected_lot_size):
         """g̃, from the noisy mean and the public constant a."""
-        clipping_set = self._set_of_step or self.clipping_set()
+        clipping_set = _SET_OF_STEP.get() or self.clipping_set()
         released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
         self._observe(released, stddevs)
         if clipping_set.center is not None:

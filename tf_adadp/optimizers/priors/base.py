@@ -100,6 +100,7 @@ def normalized(moments, shapes, exponent, floor=FLOOR):
         shapes: those of the variables.
         exponent, floor: see `Prior`.
     """
+    moments = [tf.convert_to_tensor(m, tf.float32) for m in moments]
     sizes = [math.prod(shape) for shape in shapes]
     groups = FlatGroups([m.shape for m in moments])
     # Of all coordinates, the share that one entry of a moment stands for.

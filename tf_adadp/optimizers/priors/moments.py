@@ -83,7 +83,7 @@ class PooledMoments:
         """The means over all groups of values that broadcast to the variables, as vectors."""
         means = []
         for (i, axes), shape in zip(self._sides, self._layout.shapes, strict=True):
-            mean = values[i]
+            mean = values[i] if self._sizes[i] else tf.zeros(shape)
             if mean.shape.rank and any(mean.shape[a] != 1 for a in axes):
                 mean = tf.reduce_mean(mean, axes, keepdims=True)
             means.append(mean if mean.shape == shape else tf.broadcast_to(mean, shape))
