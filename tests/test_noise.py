@@ -413,7 +413,7 @@ def test_replicas_share_key_step_and_noise():
     """Two logical devices need a process of their own."""
     script = """
     import tensorflow as tf
-    from tf_adadp import flat_groups, noise
+    from tf_adadp import noise
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -771,8 +771,6 @@ class DPModel(keras.Model):
         if y is None and self._compile_loss is not None:
             raise ValueError("y=None: the compiled loss needs labels; pass y.")
         validation.check_labels(y)
-        if self.model.built:
-            validation.check_weights(self.model)  # before the optimizer is built for none
         self._symbolic_build(data_batch=(x, y, sample_weight))
         y_pred = self._run.y_pred = compute_output_spec(self.model, x)
         if self._compile_loss is not None:

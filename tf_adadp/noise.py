@@ -131,19 +131,18 @@ def gaussians(key, step, shapes, stddevs, dtype=tf.float32, *, index=0):
     Returns:
         list of tensors of these shapes.
     """
-    groups = FlatGroups(shapes)
-    stddevs = [tf.cast(s, dtype) for s in stddevs]
-    vectors = []
+    groups, drawn = FlatGroups(shapes), []
     for members, length in zip(groups.ranges, groups.lengths(), strict=True):
         first = members.start
-        # One that has a stream to itself is scaled as it is drawn, which is half the products.
-        scalar = len(members) == 1 and stddevs[first].shape.rank == 0
-        scale = stddevs[first] if scalar else 1.0
-        vectors.append(gaussian(key, step, index + first, [length], scale, dtype))
-        if scalar:
-            stddevs[first] = None
-    drawn = groups.unpack(vectors)
-    return [n if s is None else n * s for n, s in zip(drawn, stddevs, strict=True)]
+        if len(members) == 1:
+            drawn.append(gaussian(key, step, index + first, shapes[first], stddevs[first], dtype))
+            continue
+        flat = gaussian(key, step, index + first, [length], 1.0, dtype)
+        for i, part in zip(
+            members, tf.split(flat, [groups.sizes[i] for i in members]), strict=True
+        ):
+            drawn.append(tf.reshape(part, groups.shapes[i]) * tf.cast(stddevs[i], dtype))
+    return drawn
 
 
 def add_gaussian(values, stddevs, key, step, *, noise_multiplier, secure=False, index=0):

@@ -2,6 +2,7 @@
 
 import re
 
+import dp_accounting
 import fuzz
 import pytest
 from fuzzing import check
@@ -113,7 +114,7 @@ def _says_nothing_useful(monkeypatch):
         (_noise_for_half, "moved the sum by [12]"),
         (_charges_every_other_step, "2 steps, 1 charged"),
         (_breaks_after_a_step, "error after 1 steps"),
-        (_says_nothing_useful, "an error without a message at fit: KeyError"),
+        (_says_nothing_useful, "unclear error at fit: KeyError"),
     ],
 )
 def test_a_broken_package_fails(fault, found, monkeypatch):
@@ -121,3 +122,18 @@ def test_a_broken_package_fails(fault, found, monkeypatch):
     result = check.run(SIMPLEST, 2)
     assert result["outcome"] == "failed", result
     assert re.search(found, result["message"]), result
+
+
+def test_events_differ_by_more_than_rounding():
+    def sampled(probability, sigma):
+        return dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(sigma)
+        )
+
+    assert check._alike(sampled(0.5, 1.2), sampled(0.5, 1.2 * (1 + 1e-15)))
+    assert not check._alike(sampled(0.5, 1.2), sampled(0.5, 1.2 * (1 + 1e-9)))
+    assert not check._alike(sampled(0.5, 1.2), sampled(0.4, 1.2))
+    assert not check._alike(sampled(0.5, 1.2), dp_accounting.GaussianDpEvent(1.2))
+    assert check._alike(dp_accounting.NonPrivateDpEvent(), dp_accounting.NonPrivateDpEvent())
+    truncated = dp_accounting.TruncatedSubsampledGaussianDpEvent
+    assert not check._alike(truncated(40, 0.5, 20, 1.0), truncated(40, 0.5, 21, 1.0))

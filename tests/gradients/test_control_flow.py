@@ -78,6 +78,7 @@ def test_a_step_equals_plain_gradient_descent(layer):
         ("vectorized", lambda: [Scan()]),
         ("auto", lambda: [Scan()]),
         ("auto", lambda: [L.Reshape((3, 2)), L.SimpleRNN(2)]),
+        ("ghost", lambda: [L.Reshape((3, 2)), L.SimpleRNN(2)]),
     ],
 )
 def test_xla_compiles_no_loop_in_the_map(engine, layers):

@@ -100,10 +100,8 @@ def make_engine(
             ghost_pass = ghost.GhostPass(example_loss, **options)
             _check_no_mapped_attention(ghost_pass)
             planned = ghost.probe(ghost_pass, element_spec)
-            if control_flow is not None and jit_compile is True:
-                looped = [part.layer for part in planned if part.rule == "map"]
-                if looped:
-                    raise ghost.CannotFollow(f"jit_compile=True with loops mapped: {looped[0]!r}")
+            if any(part.rule == "map" for part in planned):
+                _check_compiles(control_flow, jit_compile)
             if gradient_engine == "auto":
                 reason = "it can follow every layer"
             plan = ghost.GradientPlan("ghost", reason, planned, num_scalars)
@@ -121,12 +119,7 @@ def make_engine(
                     "the ghost engine does not know can be given a rule, see "
                     "`tf_adadp.gradients.ghost.register`."
                 ) from None
-    if control_flow is not None and jit_compile is True:
-        raise ValueError(
-            f"jit_compile=True: XLA cannot compile the loop or branch {control_flow!r} of a layer "
-            'inside of the map over examples. Compile with jit_compile="auto"; recurrent layers '
-            "have unroll=True besides."
-        )
+    _check_compiles(control_flow, jit_compile)
     if control_flow is not None and not options["sequential"]:
         cannot = VectorizedEngine(example_loss, **options).why_not_vectorized(example)
         if cannot is not None:
@@ -180,6 +173,16 @@ def _check_no_mapped_attention(ghost_pass):
     for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
         if any(isinstance(part, ghost.ATTENTION) for part in layer._flatten_layers()):
             raise ghost.CannotFollow(f"the layer {layer.name!r} has no rule and attention in it")
+
+
+def _check_compiles(control_flow, jit_compile):
+    """Refuses XLA where a loop or a branch is inside of a map over examples."""
+    if control_flow is not None and jit_compile is True:
+        raise ValueError(
+            f"jit_compile=True: XLA cannot compile the loop or branch {control_flow!r} of a layer "
+            'inside of the map over examples. Compile with jit_compile="auto"; recurrent layers '
+            "have unroll=True besides."
+        )
 
 
 def _rows_that_fit(floats_per_example):

@@ -131,7 +131,6 @@ class AdaptiveNoise(DPOptimizer):
     def _build_private(self, variables):
         self._num_scalars = sum(math.prod(v.shape) for v in variables)
         self._prior.build(self._add_state, variables)
-        self._shape_layout, self._kept_shape = FlatGroups([]), []
         if self.prior == "raw" or not variables:  # a frozen model can be saved and loaded
             return
         # r is worked out once per release and kept: one that were worked out anew for the noise
