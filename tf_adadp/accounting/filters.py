@@ -71,8 +71,7 @@ class RenyiFilter:
         Raises:
           ValueError: an event that the Rényi accountant cannot analyse.
         """
-        orders, bound = _rdp(event, self.neighboring_relation)
-        return float(bound[list(orders).index(self.order)])
+        return self._at_order(*_rdp(event, self.neighboring_relation))
 
     def cost_of(self, releases: Composition) -> float:
         """Returns what a composition takes of the budget, Σ rdp(α) of its events; 0 for nothing.
@@ -82,7 +81,9 @@ class RenyiFilter:
         """
         if not releases.charges:
             return 0.0
-        orders, bound = releases._rdp("rdp")
+        return self._at_order(*releases._rdp("rdp"))
+
+    def _at_order(self, orders, bound):
         return float(bound[list(orders).index(self.order)])
 
     def epsilon_of(self, releases: Composition) -> float:
@@ -116,19 +117,13 @@ class RenyiFilter:
         Raises:
           ValueError: epsilon or delta is out of range; no order has a budget.
         """
-        candidates = []
         orders, cost = _rdp(event, spent.relation)
         before = spent._rdp("rdp")[1] if spent.charges else np.zeros(len(orders))
-        for order, once, used in zip(orders, cost, before, strict=True):
-            try:
-                candidate = cls(float(order), epsilon, delta, spent.relation)
-            except ValueError:  # no budget at this order
-                _checks.target_epsilon(epsilon), _checks.delta(delta)
-                continue
-            room = candidate.budget - used
-            candidates.append(
-                (room / once if once > 0 else math.copysign(math.inf, room), candidate)
-            )
+        candidates = []
+        for i, candidate in cls._at_every_order(orders, epsilon, delta, spent.relation):
+            room = candidate.budget - before[i]
+            fits = room / cost[i] if cost[i] > 0 else math.copysign(math.inf, room)
+            candidates.append((fits, candidate))
         if not candidates:
             raise ValueError(
                 f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order has "
@@ -165,20 +160,28 @@ class RenyiFilter:
         sigma = _search.smallest_noise_multiplier(
             lambda sigma: planned(sigma).epsilon(delta, "rdp"), epsilon
         )
-        best = None
-        for order, spent in zip(*planned(sigma)._rdp("rdp"), strict=True):
-            try:
-                candidate = cls(float(order), epsilon, delta, neighboring_relation)
-            except ValueError:  # no budget at this order
-                continue
-            if best is None or candidate.budget - spent > best[0]:
-                best = candidate.budget - spent, candidate
-        if best is None or best[0] < -1e-6 * epsilon:
+        orders, spent = planned(sigma)._rdp("rdp")
+        candidates = [
+            (candidate.budget - spent[i], candidate)
+            for i, candidate in cls._at_every_order(orders, epsilon, delta, neighboring_relation)
+        ]
+        left, best = max(candidates, key=lambda pair: pair[0], default=(-math.inf, None))
+        if left < -1e-6 * epsilon:
             raise ValueError(
                 f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order "
                 "has a budget for the planned releases."
             )
-        return sigma, best[1]
+        return sigma, best
+
+    @classmethod
+    def _at_every_order(cls, orders, epsilon, delta, relation):
+        """Yields (place of the order, filter) for every order that has a budget."""
+        epsilon, delta = _checks.target_epsilon(epsilon), _checks.delta(delta)
+        for i, order in enumerate(orders):
+            try:
+                yield i, cls(float(order), epsilon, delta, relation)
+            except ValueError:  # no budget at this order
+                continue
 
 
 @dataclasses.dataclass(frozen=True)
