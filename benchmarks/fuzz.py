@@ -160,6 +160,7 @@ def summary(rows, cases):
         "cases": len(rows),
         "outcomes": count(row["outcome"] for row in rows),
         "traced": sum(row["outcome"] != "refused" or row["stage"] == "fit" for row in rows),
+        "steps": sum(row["steps"] for row in trained),
         "engines": count(row["engine"] for row in trained),
         "policies": count(cases[row["index"]]["policy"] for row in trained),
         "optimizers": count(cases[row["index"]]["optimizer"] for row in trained),
@@ -188,7 +189,10 @@ def _stored(path, lots):
     if not path.exists():
         return []
     stored = json.loads(path.read_text())
-    return stored["rows"] if stored["lots"] == lots else []
+    if stored["lots"] != lots:
+        return []
+    # Earlier versions did not say how many steps were trained.
+    return [row for row in stored["rows"] if row["outcome"] != "trained" or "steps" in row]
 
 
 def _write(path, lots, seed, rows, cases):

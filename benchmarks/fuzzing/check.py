@@ -46,7 +46,8 @@ class CountedModel(dp.DPModel):
 def run(case, lots=10):
     """Runs a case. Returns a dict with `outcome` and what belongs to it:
 
-    "trained"; "refused", with `error`, `message` and `stage` (wrap, optimizer, compile or fit);
+    "trained", with `engine`, `steps` and how far one record `moved` a sum;
+    "refused", with `error`, `message` and `stage` (wrap, optimizer, compile or fit);
     "invalid", where Keras could not make the plain model; "failed", with `message`.
     """
     started = time.process_time()
@@ -94,12 +95,11 @@ def _run(case, lots):
     if len(before) == len(plain.variables):
         for variable, value in zip(plain.variables, before, strict=True):
             variable.assign(value)  # noise may have driven them where all gradients vanish
-    moved = None
-    if not private.ledger.steps:
-        return {"outcome": "trained", "engine": private._run.plan.engine, "moved": None}
-    if not isinstance(private.ledger.entries[0].event, dp_accounting.NonPrivateDpEvent):
+    moved, steps = None, private.ledger.steps
+    if steps and not isinstance(private.ledger.entries[0].event, dp_accounting.NonPrivateDpEvent):
         moved = _check_sums(case, training, private)
-    return {"outcome": "trained", "engine": private._run.plan.engine, "moved": moved}
+    engine = private._run.plan.engine
+    return {"outcome": "trained", "engine": engine, "steps": steps, "moved": moved}
 
 
 def _described(error):

@@ -68,6 +68,9 @@ def test_trainings_are_sound_or_refused_and_a_lost_process_is_a_failure():
     assert "process ended with status 1" in rows["lost"]["message"]
     assert rows["lost"]["case"] == {}
     assert 0.99 < rows["plain"]["moved"] <= 1 + 1e-5
+    trained = [row for row in rows.values() if row["outcome"] == "trained"]
+    counted = fuzz.summary(trained, {**dict(wanted), "plain": SIMPLEST})
+    assert counted["steps"] == 3 * 3
 
 
 def test_a_case_is_the_same_whenever_it_is_drawn():
