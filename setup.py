@@ -34,6 +34,7 @@ setup(
         "test": [
             "hypothesis>=6.100",
             "mpmath>=1.3",
+            "pandas>=2.2.2",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "ruff==0.17.5",

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from helpers import ROWS, crossentropy, data, plain_model, private_model
 
@@ -183,8 +184,7 @@ def test_losses_that_reduce_the_batch(loss):
     ("arguments", "error", "match"),
     [
         ({"batch_size": None}, ValueError, "batch_size=None"),
-        ({"batch_size": ROWS + 1}, ValueError, "expected_size"),
-        ({"batch_size": 0}, ValueError, "expected_size"),
+        ({"batch_size": 0}, ValueError, "batch_size=0: give the expected lot size"),
         ({"y": np.zeros(ROWS - 1, np.int32)}, ValueError, "rows|length"),
         ({"y": np.array(["a"] * ROWS)}, ValueError, "dtype string"),
         ({"y": np.zeros((ROWS, 2), np.int32)}, ValueError, "shape"),
@@ -200,6 +200,9 @@ def test_losses_that_reduce_the_batch(loss):
         ({"sample_weight": np.full(ROWS, "a")}, TypeError, "sample_weight has dtype string"),
         ({"class_weight": [1.0, 2.0]}, TypeError, "class_weight=.*dict"),
         ({"class_weight": {0: 2.0}, "y": None}, ValueError, "class_weight is for one array"),
+        ({"batch_size": ROWS + 1}, ValueError, f"batch_size={ROWS + 1}.*at most the {ROWS}"),
+        ({"batch_size": "30"}, ValueError, "batch_size='30'"),
+        ({"x": scipy.sparse.csr_matrix(np.ones((ROWS, 6)))}, TypeError, r"sparse.*toarray\(\)"),
         ({"validation_split": 1.5}, ValueError, "validation_split"),
         ({"shuffle": False}, ValueError, "shuffle"),
     ],
@@ -313,3 +316,44 @@ def test_distribution_strategies():
     with tf.distribute.experimental.CentralStorageStrategy(["cpu:0"], "cpu:0").scope():
         private = private_model()
         refused(private, "CentralStorageStrategy: DPModel trains under")
+
+
+@pytest.mark.parametrize("give", [lambda x, y: (x, y), lambda x, y: ((x, y, None), np.ones(4))])
+def test_a_lot_of_another_form(give):
+    model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match="lot must be .*make_lot"):
+        dp.clipped_sum(model, crossentropy(), give(*data()), optimizer)
+
+
+def test_a_custom_loop_builds_its_optimizer():
+    x, y = data()
+    (lot,) = dp.PoissonLots(x, y, expected_size=30).take(1, 16)
+    with pytest.raises(ValueError, match=r"DPSGD is not built.*trainable_variables"):
+        dp.clipped_sum(plain_model(), crossentropy(), lot, dp.DPSGD(noise_multiplier=1.0))
+
+
+def test_lots_of_another_relation_or_unit():
+    """No ε could be reported for both together, whatever is spent on the second."""
+    x, y = data()
+    private = private_model()
+    private.fit(x, y, batch_size=30, verbose=0)
+    steps = private.ledger.steps
+    fixed = dp.FixedSizeLots(x, y, size=30)
+    with pytest.raises(ValueError, match="ADD_OR_REMOVE_ONE and REPLACE_ONE.*FixedSizeLots"):
+        private.fit(fixed, verbose=0)
+    users = dp.UserLots(
+        x, y, user_ids=np.arange(ROWS) // 2, expected_users=20, max_records_per_user=2,
+        expected_size=40,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="some releases protect one .* and others one user"):
+        private.fit(users, verbose=0)
+    law = dp.accounting.FixedSizeSampling(ROWS, 30)
+    with pytest.raises(ValueError, match="relations"):
+        private.train_on_batch(x[:30], y[:30], law=law)
+    assert private.ledger.steps == steps
+    assert private.epsilon(1e-3) > 0
+    printed = private_model(dp.ADADP(noise_multiplier=1.0, prior="raw"))
+    printed.fit(x, y, batch_size=30, verbose=0)
+    printed.fit(fixed, verbose=0)  # ε is ∞ whatever comes
+    assert printed.epsilon(1e-3) == np.inf

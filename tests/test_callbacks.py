@@ -1,6 +1,8 @@
 """PrivacyCallback: ε in every log, and a stop before the budget is exceeded."""
 
+import contextlib
 import csv
+import gc
 
 import keras
 import numpy as np
@@ -318,6 +320,70 @@ def test_callbacks_that_steer_by_a_training_metric_are_refused(callback):
     with pytest.raises(ValueError, match=type(callback).__name__):
         fit(private, [callback])
     assert private.ledger.steps == 0
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        keras.callbacks.ReduceLROnPlateau(monitor="val_loss"),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_callbacks_that_set_a_rate_that_follows_a_schedule_are_refused(callback):
+    """Keras's error would come when they first act, with a part of the budget spent."""
+    private = private_model(dp.ADADP(noise_multiplier=1.0))
+    with pytest.raises(ValueError, match=rf"{type(callback).__name__}.*ADADP.*InverseSqrtDecay"):
+        fit(private, [callback], validation_data=data())
+    assert private.ledger.steps == 0
+    with_number = private_model(dp.ADADP(0.1, noise_multiplier=1.0))
+    fit(with_number, [callback], validation_data=data())
+    assert with_number.ledger.steps == 3 * STEPS
+
+
+def test_a_checkpoint_without_a_ledger_is_refused_before_training():
+    private = private_model()
+    with pytest.raises(ValueError, match=r"legacy \.h5 format"):
+        fit(private, [keras.callbacks.ModelCheckpoint("m.h5")])
+    assert private.ledger.steps == 0
+
+
+def test_a_budget_that_ends_training_says_so(capsys):
+    x, y = data()
+    callback = dp.PrivacyCallback(DELTA, max_epsilon=after(6))
+    private_model().fit(x, y, batch_size=30, epochs=9, verbose=2, callbacks=[callback])
+    said = f"ended after 6 steps at ε = {after(6):.6g}; more would exceed max_epsilon="
+    assert said in capsys.readouterr().out
+    private_model().fit(x, y, batch_size=30, epochs=1, verbose=2, callbacks=[callback])
+    fit(private_model(), [callback], epochs=9)
+    assert "max_epsilon" not in capsys.readouterr().out
+
+
+def test_a_budget_too_small_for_one_step_says_what_one_costs():
+    with pytest.raises(ValueError, match=rf"one more release makes it {after(1):.6g}.*multiplier"):
+        fit(private_model(), [dp.PrivacyCallback(DELTA, max_epsilon=after(1) / 2)])
+
+
+@pytest.mark.parametrize("end", ["budget", "interrupt"])
+def test_training_that_ends_inside_of_an_epoch_leaves_no_iterator(end):
+    """It holds data, and a thread that draws lots, which at exit can wait for Python forever."""
+
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    def iterators():
+        return sum(isinstance(o, tf.data.Iterator) for o in gc.get_objects())
+
+    gc.collect()
+    before = iterators()
+    if end == "budget":
+        fit(private_model(), [dp.PrivacyCallback(DELTA, max_epsilon=after(5))], epochs=9)
+    else:
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(private_model(), [Interrupts()])
+        gc.collect()  # until the exception was handled its traceback had it
+    assert iterators() == before
 
 
 def test_callbacks_that_steer_by_a_validation_metric_work(tmp_path):

@@ -7,9 +7,11 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import ROWS, data, plain_model, private_model
 
 import tf_adadp as dp
+from tf_adadp import saving
 
 OPTIMIZERS = [
     dp.DPSGD(0.1, noise_multiplier=1.0, momentum=0.5, nesterov=True),
@@ -89,9 +91,72 @@ def test_weights_without_a_ledger_fail_closed(tmp_path):
 
 def test_public_weights_go_into_the_plain_model(tmp_path):
     plain_model().save_weights(tmp_path / "w.weights.h5")
+    with pytest.raises(
+        ValueError, match=r"w\.weights\.h5 does not fit.*model\.model\.load_weights"
+    ):
+        private_model().load_weights(tmp_path / "w.weights.h5")
     private = private_model()
     private.model.load_weights(tmp_path / "w.weights.h5")
     assert private.epsilon(1e-3) == 0.0
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda model, path: model.save(path / "m.h5"),
+        lambda model, path: model.save(path / "m.hdf5"),
+        lambda model, path: model.save(path / "m.weights.h5"),  # the whole model, by this name
+        lambda model, path: keras.saving.save_model(model, path / "m.h5"),
+        lambda model, path: keras.Sequential([model]).save(path / "m.h5"),
+    ],
+)
+def test_the_legacy_format_which_has_no_ledger_is_refused(save, tmp_path):
+    private = private_model()
+    x, y = data()
+    private.fit(x, y, batch_size=30, verbose=0)
+    before = private.epsilon(1e-3)
+    with pytest.raises(ValueError, match=r"legacy \.h5 format.*\.keras"):
+        save(private, tmp_path)
+    private.save(tmp_path / "m.keras")  # a trial at the other format leaves no trace in this one
+    assert dp.load_model(tmp_path / "m.keras").epsilon(1e-3) == before
+    private.model.save(tmp_path / "plain.h5")
+    keras.models.load_model(tmp_path / "plain.h5")
+
+
+def test_a_legacy_file_is_not_loaded(monkeypatch, tmp_path):
+    """One that was written before it was refused."""
+    private = private_model()
+    x, y = data()
+    private.fit(x, y, batch_size=30, verbose=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "refuse_legacy_format", lambda *_: None)
+        private.save(tmp_path / "m.h5")
+        found = keras.models.load_model(
+            tmp_path / "m.h5", custom_objects={"DPModel": dp.DPModel}, compile=False
+        )
+        assert found.epsilon(1e-3) == 0.0  # which is why
+    for load in (keras.models.load_model, dp.load_model):
+        with pytest.raises(ValueError, match=r"legacy \.h5 format"):
+            load(tmp_path / "m.h5", custom_objects={"DPModel": dp.DPModel}, compile=False)
+
+
+def test_a_state_tree_has_no_ledger():
+    private, other = private_model(), private_model()
+    x, y = data()
+    private.fit(x, y, batch_size=30, verbose=0)
+    other.fit(x, y, batch_size=30, verbose=0)
+    other.set_state_tree(private.get_state_tree())
+    with pytest.raises(ValueError, match="set_state_tree"):
+        other.epsilon(1e-3)
+
+
+def test_export_is_that_of_the_inner_model(tmp_path):
+    x, y = data()
+    private = private_model()
+    private.fit(x, y, batch_size=30, verbose=0)
+    private.export(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served.serve(x), private.predict(x, verbose=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

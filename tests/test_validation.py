@@ -283,6 +283,34 @@ def test_mixing_between_the_layers_of_a_model():
     only(report, "warning", "Layer 'in_model'", "mixes examples:")
 
 
+def test_training_warns_once_of_layers_that_mix(recwarn):
+    x, y = data()
+    layer = L.Lambda(lambda x: x - keras.ops.mean(x, 0), name="centre")
+    private = private_model(model=plain_model(layer))
+    private.fit(x, y, batch_size=30, verbose=0)
+    found = [w for w in recwarn if "mixes examples" in str(w.message)]
+    assert len(found) == 1
+    assert "Layer 'centre'" in str(found[0].message)
+    assert found[0].filename == __file__
+    private.fit(x, y, batch_size=30, verbose=0)
+    assert len([w for w in recwarn if "mixes examples" in str(w.message)]) == 1
+
+
+def test_training_goes_on_where_random_data_stop_a_layer():
+    """What `validate` reports need not be so for the data."""
+
+    class Picky(L.Layer):
+        def call(self, x):
+            if isinstance(x, tf.Tensor) and tf.executing_eagerly():
+                raise ValueError("not these")
+            return x
+
+    x, y = data()
+    private = private_model(model=plain_model(Picky()))
+    private.fit(x, y, batch_size=30, verbose=0)
+    assert private.ledger.steps == 4
+
+
 def test_one_layer_that_mixes_hides_no_other():
     first, second = (L.Lambda(lambda x: x - keras.ops.mean(x, 0), name=n) for n in ("a", "b"))
     report = validated(Noise(tf.random.normal), first, L.Dense(4), second)

@@ -7,6 +7,7 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.utils import io_utils
 
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.ledger_file import LedgerFile
@@ -183,10 +184,13 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         self._remaining = self.model.affordable_steps(self._remaining)
         if self._remaining < self.model.steps_per_execution:
+            after = ledger.preview(event, 1, self.target_delta, self.accountant, law=law)
             raise ValueError(
                 f"max_epsilon={self.max_epsilon} leaves no room for "
                 f"{self.model.steps_per_execution} more step(s): ε = {spent:.6g} is spent at "
-                f"δ = {self.target_delta:g}. Raise max_epsilon or stop here."
+                f"δ = {self.target_delta:g}, and one more release makes it {after:.6g}. Raise "
+                "max_epsilon, stop here, or release less at a time: a larger noise_multiplier "
+                "(accounting.calibrate_noise_multiplier finds one), or smaller lots."
             )
 
     def share_budget(self, from_chief):
@@ -282,7 +286,12 @@ class PrivacyCallback(keras.callbacks.Callback):
                 logs[f"epsilon_at_{delta:g}"] = self.model.epsilon(delta, self.accountant)
 
     def on_train_end(self, logs=None):
-        """The curve δ(ε) into TensorBoard."""
+        """Says where a budget ended training; the curve δ(ε) into TensorBoard."""
+        if self._stopped and self.params.get("verbose"):
+            io_utils.print_msg(
+                f"PrivacyCallback: training ended after {self._done} steps at ε = "
+                f"{self.epsilon():.6g}; more would exceed max_epsilon={self.max_epsilon}."
+            )
         if self not in self.model.fit_callbacks:  # else `fit` does, after the other callbacks
             self.finish(None)
         log_dir = self.log_dir
@@ -354,7 +363,7 @@ def _write_curve(ledger, delta, accountant, log_dir):
     try:
         figure = privacy_curve(ledger, delta, accountant)
     except ImportError as error:
-        keras.utils.io_utils.print_msg(f"No image of the privacy curve: {error}.")
+        io_utils.print_msg(f"No image of the privacy curve: {error}.")
         return
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=100)

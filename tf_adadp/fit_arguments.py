@@ -7,12 +7,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import validation, workers
+from tf_adadp.checks import check_number
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import PoissonLots
 
 
 def check_optimizer(optimizer):
     """Raises ValueError for an optimizer that is not private."""
+    if isinstance(optimizer, type) and issubclass(optimizer, DPOptimizer):
+        name = optimizer.__name__
+        raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")
     if not isinstance(optimizer, DPOptimizer):
         raise ValueError(
             f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
@@ -57,6 +61,15 @@ def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
             "batch_size=None: give the expected lot size. It sets the sampling probability "
             "batch_size/N and with it ε, so there is no default."
         )
+    shape = getattr(tf.nest.flatten(x)[0], "shape", None)
+    size = shape[0] if shape else math.inf  # what has no shape is refused by its type
+    check_number(
+        "batch_size",
+        batch_size,
+        f"the expected lot size, a number above 0 and at most the {size} examples",
+        above=0,
+        at_most=size,
+    )
     count, seed, num_examples = workers.num_workers(strategy), optimizer.seed, None
     if count > 1:
         number = workers.worker_number(strategy)

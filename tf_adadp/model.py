@@ -293,7 +293,7 @@ class DPModel(keras.Model):
             if validation_batch_size is None:
                 validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
-        validation.check_callbacks(callbacks, self._run.released_names)
+        validation.check_callbacks(callbacks, self._run.released_names, self.optimizer)
         if self._run.released is not None:
             self._run.released.set_modes(callbacks)
         validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
@@ -307,6 +307,7 @@ class DPModel(keras.Model):
             self._run.resumed_lots = None
         self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
+        self.ledger.check_adds_up(self.step_event, law)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
             fit_arguments.check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
@@ -379,6 +380,7 @@ class DPModel(keras.Model):
         self._prepare(spec)
         self.optimizer.begin(law, None, 1)
         self._run.start(law, expected_size, False)
+        self.ledger.check_adds_up(self.step_event, law)
         self._run.share = lambda lot: lot
         lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
         self.make_train_function()
@@ -599,8 +601,23 @@ class DPModel(keras.Model):
             )
         super().set_weights(weights)
 
+    def set_state_tree(self, state_tree):
+        """Sets all state as Keras does; of the weights the history is unknown from then on."""
+        if not self._run.active:
+            self.ledger.mark_unknown(
+                "set_state_tree was called on the DPModel (Orbax checkpoints do): the tree has no "
+                "ledger, so what its weights cost is unknown. Use `save` and `load_model`, or "
+                "`save_weights` and `load_weights`"
+            )
+        super().set_state_tree(state_tree)
+
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
-        """Saves as Keras does; a local file is replaced whole, see `tf_adadp.saving`."""
+        """Saves as Keras does; a local file is replaced whole, see `tf_adadp.saving`.
+
+        Raises:
+            ValueError: for Keras's legacy format, a single .h5 file, which cannot hold the ledger.
+        """
+        saving.refuse_legacy_format(filepath)
         with saving.whole_file(filepath, overwrite, zipped is not False) as path:
             super().save(path, overwrite=overwrite, zipped=zipped, **kwargs)
 
@@ -626,6 +643,13 @@ class DPModel(keras.Model):
         self._run.ledger_loaded = False
         try:
             super().load_weights(filepath, **kwargs)
+        except ValueError as error:
+            if _NO_LEDGER not in self.ledger.unknown_reasons:
+                raise
+            raise ValueError(
+                f"{filepath} does not fit this DPModel. If it has the weights of a plain model, "
+                "public ones, load them into the plain model, `model.model.load_weights`."
+            ) from error
         finally:
             if not self._run.ledger_loaded:
                 self.ledger.mark_unknown(_NO_LEDGER)
@@ -710,8 +734,13 @@ class DPModel(keras.Model):
         self._run.lots = None
         self._run.meet(self.optimizer)
 
+    def export(self, filepath, *args, **kwargs):
+        """Exports the inner model for serving, as Keras does: it needs no tf_adadp."""
+        return self.model.export(filepath, *args, **kwargs)
+
     def get_config(self):
         """The arguments of the constructor."""
+        saving.refuse_legacy_format()
         return {
             "name": self.name,
             "model": keras.saving.serialize_keras_object(self.model),
@@ -722,6 +751,7 @@ class DPModel(keras.Model):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The model that `get_config` described."""
+        saving.refuse_legacy_format()
         config = dict(config)
         config["model"] = keras.saving.deserialize_keras_object(
             config["model"], custom_objects=custom_objects
@@ -802,6 +832,8 @@ class DPModel(keras.Model):
                 self.optimizer.seed,
                 self.optimizer.secure_noise,
             )
+        if not replicas.is_strategy(self.distribute_strategy):
+            validation.warn_of_mixing(self.model, element_spec, self._compile_loss)
         self._run.engine = engine
         self._run.layer_settings = validation.LayerSettings(self.model)
         self._weights_ledger.share(self.weights, self.trainable_variables)

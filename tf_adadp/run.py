@@ -1,7 +1,9 @@
 """What a training run keeps besides the model's state."""
 
 import contextlib
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -98,7 +100,12 @@ class Run:
 
     def _end(self):
         self.active, self.callbacks = False, ()
-        self.iterator = None  # holds data
+        iterator = None if self.iterator is None else weakref.ref(self.iterator)
+        self.iterator = None
+        # Where training ended inside of an epoch, a cycle of Keras's holds it, with data, and a
+        # thread that draws lots.
+        if iterator is not None and iterator() is not None:
+            gc.collect()
 
     def snapshot(self, model):
         """A few entries of every trainable weight, at the first execution of a run."""

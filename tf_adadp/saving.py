@@ -5,6 +5,7 @@ import os
 import zipfile
 
 import h5py
+from keras.src.backend.common import global_state
 
 from tf_adadp.accounting.storage import replacing
 
@@ -49,6 +50,24 @@ def check_whole(path):
             "an earlier file; or delete this one, and what a BackupAndRestore has beside it, to "
             "start anew. The ledger file of a PrivacyCallback still has what was spent."
         ) from error
+
+
+def refuse_legacy_format(filepath=""):
+    """Refuses Keras's HDF5 format for whole models, which has no place for a ledger.
+
+    Called where a model is saved, and where Keras reads or writes its configuration, which it does
+    for this format in a scope of its own: so it is refused by whatever way it is read or written.
+
+    Raises:
+        ValueError: for a file of that format, or in that scope.
+    """
+    in_scope = global_state.get_global_attribute("use_legacy_config", False)
+    if in_scope or os.fspath(filepath).endswith((".h5", ".hdf5")):
+        raise ValueError(
+            "A DPModel in Keras's legacy .h5 format would lose its ledger, and with it what its "
+            'weights cost. Use `model.save("….keras")` or `model.save_weights("….weights.h5")`; '
+            'the plain model may be saved in any format, `model.model.save("….h5")`.'
+        )
 
 
 def _is_remote(name):

@@ -251,6 +251,15 @@ def test_the_printed_form_is_algorithm_1(warm):
     np.testing.assert_allclose(variable.numpy(), theta, rtol=1e-4)
 
 
+def test_the_printed_prior_outlives_huge_records():
+    optimizer = make("adadp", prior="raw")
+    for value in (1e30, np.inf, np.nan):
+        optimizer._prior.update([tf.fill(s, value) for s in SHAPES.values()])
+        roots = optimizer._prior.root()
+        assert all(np.all(np.isfinite(r)) and np.all(np.isfinite(r**2)) for r in roots)
+    assert all(np.all(r > 1e11) for r in roots)
+
+
 def test_the_printed_noise_is_algorithm_1():
     optimizer = make("adadp", prior="raw", clipping="local")
     advance(optimizer, np.random.default_rng(0), 5)

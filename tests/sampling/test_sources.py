@@ -5,6 +5,7 @@ import sys
 
 import keras
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 
@@ -112,13 +113,14 @@ class TestArrays:
         np.testing.assert_array_equal(y[:6], values)
 
     def test_data_frames(self):
-        pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame({"a": [1.5] * 6, "b": range(6), "c": list("uvwxyz")})
         x, y, _ = everything({"t": frame[["a", "b"]], "c": frame["c"]}, frame["b"][::-1])
         np.testing.assert_array_equal(x["t"][:6], [[1.5, row] for row in range(6)])
         assert x["c"].numpy().tolist() == [b"u", b"v", b"w", b"x", b"y", b"z", b""]
         assert y.numpy().tolist() == [5, 4, 3, 2, 1, 0, 0]
         assert y.dtype == tf.int64
+        with pytest.raises(TypeError, match=r"DataFrame of numbers with other columns, \['c'\]"):
+            PoissonLots(frame, frame["b"], expected_size=2)
 
     @pytest.mark.parametrize("layout", ["fortran", "reversed", "columns", "read_only"])
     def test_layouts(self, layout):

@@ -373,6 +373,16 @@ class PrivacyLedger:
         check_accountant(accountant)
         return self._analyse(self.entries).delta(epsilon, accountant)
 
+    def check_adds_up(self, event: dp_accounting.DpEvent, law: SamplingLaw) -> None:
+        """Refuses a release that no ε could be reported for together with those recorded here.
+
+        Raises:
+          ValueError: their units, or neighbouring relations, differ, and ε is not infinite anyway.
+        """
+        entries = (*self.entries, _probe(event, 1, law, None))
+        if not any(is_non_private_key(entry.key) for entry in entries):
+            _check_one_statement(entries)
+
     def preview(
         self,
         extra_event: dp_accounting.DpEvent,
@@ -561,22 +571,8 @@ class PrivacyLedger:
                     "training, with PoissonSampling(num_examples, expected_size, declared=True) or "
                     "FixedSizeSampling(num_examples, size, declared=True), if one of them is true."
                 )
-        units = {entry.unit for entry in entries}
-        if len(units) > 1:
-            raise ValueError(
-                "no privacy guarantee can be reported: some releases protect one "
-                f"{' and others one '.join(sorted(units))}, and those do not add up. A release "
-                "that protects single records promises less for all records of a user: sample "
-                "users in every release (UserLots), or keep one ledger, and one model, for each."
-            )
-        relations = {entry.neighboring_relation for entry in entries}
-        if len(relations) > 1:
-            names = " and ".join(sorted(r.name for r in relations))
-            raise ValueError(
-                f"entries are stated for different neighbouring relations ({names}), which do not "
-                "add up. Restate the events for one relation, or keep one ledger for each."
-            )
-        relation = next(iter(relations), default)
+        _check_one_statement(entries)
+        relation = entries[0].neighboring_relation if entries else default
         return Composition((), relation).plus((entry.key, entry.count) for entry in entries)
 
     def _analyse(self, entries: tuple[LedgerEntry, ...], delta: float | None = None) -> Composition:
@@ -683,6 +679,27 @@ class PrivacyLedger:
     def __repr__(self):
         note = "; ε is an odometer reading" if self.odometer_reasons else ""
         return f"<PrivacyLedger: {self.steps} releases in {len(self.entries)} entries{note}>"
+
+
+def _check_one_statement(entries: tuple[LedgerEntry, ...]) -> None:
+    """Raises ValueError where no one statement covers all entries."""
+    units = {entry.unit for entry in entries}
+    if len(units) > 1:
+        raise ValueError(
+            "no privacy guarantee can be reported: some releases protect one "
+            f"{' and others one '.join(sorted(units))}, and those do not add up. A release "
+            "that protects single records promises less for all records of a user: sample "
+            "users in every release (UserLots), or keep one ledger, and one model, for each."
+        )
+    relations = {entry.neighboring_relation for entry in entries}
+    if len(relations) > 1:
+        names = " and ".join(sorted(r.name for r in relations))
+        raise ValueError(
+            f"entries are stated for different neighbouring relations ({names}), which do not "
+            "add up. Draw all lots by laws of one relation (arrays, PoissonLots and "
+            "TruncatedPoissonLots are ADD_OR_REMOVE_ONE, FixedSizeLots and ShuffledLots "
+            "REPLACE_ONE), or keep one ledger, and one model, for each."
+        )
 
 
 def _probe(event, count, law, neighboring_relation) -> LedgerEntry:

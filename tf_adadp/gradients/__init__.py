@@ -11,6 +11,7 @@ from tf_adadp.gradients.example_loss import (
     weight_regularization,
     without_state,
 )
+from tf_adadp.gradients.ghost.independence import mixing_reason
 from tf_adadp.gradients.vectorized import VectorizedEngine
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "clipped_sum",
     "losses_of_rows",
     "make_engine",
+    "mixing_reason",
     "refuse_state",
     "shaped_by_values",
     "weight_regularization",

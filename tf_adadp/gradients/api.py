@@ -233,6 +233,24 @@ def clipped_sum(
             f"expected_lot_size=None with microbatch_size={k}: give the expected lot size; the "
             "number of slots follows from it, never from the lot."
         )
+    if not optimizer.built:
+        raise ValueError(
+            f"optimizer: {type(optimizer).__name__} is not built. Call "
+            "optimizer.build(model.trainable_variables) first."
+        )
+    try:
+        (_, _, _), mask = lot
+        shape = mask.shape
+        fits = len(shape) == 2
+        fits = fits and all(t.shape[:2] == shape for t in tf.nest.flatten(lot[0]) if t is not None)
+    except (TypeError, ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            "lot must be ((x, y, sample_weight), mask) with leaves [P, B, ...], as lots give them: "
+            "iterate PoissonLots(...), or pack a batch that you sampled, "
+            "tf_adadp.sampling.make_lot(x, y, sample_weight, physical_batch_size=...)."
+        )
     spec = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]
     )

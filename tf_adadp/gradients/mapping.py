@@ -1,5 +1,7 @@
 """Maps over examples, the rows of lots, and the specs of what functions return."""
 
+import functools
+
 import tensorflow as tf
 
 # What tracing raises where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss;
@@ -47,7 +49,8 @@ def map_examples(function, structure, seeds, sequential):
             flat[i] = part
         return function(*tf.nest.pack_sequence_as(structure, flat), seeds)
 
-    mapped = sequential_map if sequential else tf.vectorized_map
+    # Where it falls back to loops for an operation (random draws), the result is the same.
+    mapped = sequential_map if sequential else functools.partial(tf.vectorized_map, warn=False)
     return mapped(one_example, ([leaves[i] for i in present], seeds))
 
 

@@ -115,6 +115,7 @@ class DPOptimizer:
 
     def __init__(
         self,
+        learning_rate=None,
         *,
         noise_multiplier,
         l2_norm_clip=1.0,
@@ -156,12 +157,13 @@ class DPOptimizer:
                     f"{name}={keras_arguments[name]!r} is not private in {type(self).__name__}: it "
                     f"would act on the noise. Instead, {way_out}."
                 )
-        rate = keras_arguments.get("learning_rate")
-        if isinstance(rate, numbers.Real) and not math.isfinite(rate):
+        if isinstance(learning_rate, numbers.Real) and not math.isfinite(learning_rate):
             raise ValueError(
-                f"learning_rate={rate!r}: give a finite number or a Keras schedule; every step "
-                "would be charged, and leave weights that are no numbers."
+                f"learning_rate={learning_rate!r}: give a finite number or a Keras schedule; every "
+                "step would be charged, and leave weights that are no numbers."
             )
+        if learning_rate is not None:
+            keras_arguments["learning_rate"] = learning_rate
         super().__init__(**keras_arguments)
         self.noise_multiplier = float(noise_multiplier)
         self.microbatch_size = microbatch_size

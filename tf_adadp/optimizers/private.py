@@ -26,7 +26,8 @@ def make_private(optimizer_class):
         g̃ = (Σ_x clip_C(g_x) + N(0, σ*²C² I)) / L,
 
     and takes the arguments of `DPOptimizer` (noise_multiplier is required) beside those of the
-    Keras optimizer, by keyword. It is the same as the mixin written out,
+    Keras optimizer, the learning rate first and all else by keyword. It is the same as the mixin
+    written out,
 
         @keras.saving.register_keras_serializable("my_package")
         class DPNadam(tf_adadp.DPOptimizer, keras.optimizers.Nadam): ...

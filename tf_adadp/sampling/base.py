@@ -7,6 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_adadp.sampling.exit import drawing_lock, until_exit
 from tf_adadp.sampling.keys import StepCounter
 from tf_adadp.sampling.packing import checked_integer, pack, physical_batches
 from tf_adadp.sampling.sources import padding
@@ -123,8 +124,13 @@ class Lots(abc.ABC):
             else:
                 first = counter.claim(-(-num_lots // p) * p)
                 steps = range(first, first + num_lots)
+            lock = drawing_lock()
             for step in steps:
-                yield tuple(physical_batches(*self._padded_rows(step, size), size))
+                with until_exit(lock) as go_on:
+                    if not go_on:
+                        return
+                    leaves = tuple(physical_batches(*self._padded_rows(step, size), size))
+                yield leaves
 
         largest = self.law.max_lot_size
         batches = None if largest is None else -(-largest // size)

@@ -38,6 +38,8 @@ def as_source(x, y=None, sample_weight=None, transform=None):
         if len(source) == 0:
             raise ValueError("x has no rows. Lots need at least one example.")
         return source
+    if hasattr(x, "toarray"):
+        raise TypeError(f"x is a sparse {_type_name(x)}: make it dense, x.toarray().")
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise ValueError(
@@ -256,6 +258,8 @@ def _as_array(leaf, name):
     if array.ndim == 0:
         raise ValueError(f"{name} is a scalar, {array!r}. Pass an array with one row per example.")
     if array.dtype == object:
+        if hasattr(leaf, "columns"):
+            _check_one_kind(leaf, name)
         _check_strings(array, name)
     return array
 
@@ -277,6 +281,16 @@ def _fits(dtype, into):
     if tf.as_dtype(into).is_floating:
         return dtype.kind != "O"
     return np.can_cast(dtype, into, "safe")
+
+
+def _check_one_kind(frame, name):
+    """Names the columns of a pandas DataFrame that are no numbers beside others that are."""
+    columns = [c for c in frame.columns if np.asarray(frame[c]).dtype.kind not in "biuf"]
+    if len(columns) < len(frame.columns):
+        raise TypeError(
+            f"{name} is a {_type_name(frame)} of numbers with other columns, {columns}. Encode "
+            "those as numbers, or pass them as inputs of their own."
+        )
 
 
 def _check_strings(array, name):

@@ -1,6 +1,6 @@
 """What a DPModel refuses, each with the way out; and the report of it all at once."""
 
-from tf_adadp.validation.api import validate
+from tf_adadp.validation.api import validate, warn_of_mixing
 from tf_adadp.validation.arguments import (
     check_callbacks,
     check_class_labels,
@@ -30,4 +30,5 @@ __all__ = [
     "check_weights",
     "declared_law",
     "validate",
+    "warn_of_mixing",
 ]

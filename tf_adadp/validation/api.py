@@ -1,5 +1,7 @@
 """`validate`: everything that private training would refuse or change in a model, at once."""
 
+import warnings
+
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
@@ -62,6 +64,26 @@ def validate(model, loss=None, x=None, y=None):
             loss = model._compile_loss._user_loss
         model = inner
     return Report(_problems(model, loss, x, y))
+
+
+def warn_of_mixing(model, element_spec, loss):
+    """Warns, before training, of layers and losses that treat examples otherwise than alone.
+
+    What Keras's own layers do is known; the model is tried on random data where it has others.
+
+    Args:
+        model: a built `keras.Model` without side effects.
+        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
+        loss: a built Keras `CompileLoss`, or None.
+    """
+    if not any(gradients.mixing_reason(layer) for layer in model._flatten_layers()):
+        return
+    try:
+        problems = list(probe(model, element_spec, loss))
+    except Exception:  # whatever a layer of the user's raises on random data; training may not
+        return
+    for problem in problems:
+        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=5)
 
 
 def _problems(model, loss, x, y):

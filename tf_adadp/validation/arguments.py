@@ -9,7 +9,10 @@ import tensorflow as tf
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.metrics import PREFIX
 from tf_adadp.problems import Problem, raise_first
+from tf_adadp.saving import refuse_legacy_format
 
+_SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+_Schedule = keras.optimizers.schedules.LearningRateSchedule
 _STEERED = (
     "Raw training metrics are statistics that no ε covers. Monitor a validation metric, e.g. "
     "monitor='val_{}', or a released one, {}."
@@ -30,15 +33,27 @@ def check_trainable_state(trainable_state):
             )
 
 
-def check_callbacks(callbacks, released=()):
-    """Refuses callbacks that let a raw training statistic steer the training.
+def check_callbacks(callbacks, released=(), optimizer=None):
+    """Refuses callbacks that let a raw training statistic steer the training, or that must fail.
+
+    The latter would fail when they first act, with part of the budget spent.
 
     Args:
         callbacks: a list.
         released: names in the logs that were released with noise.
+        optimizer: the one that trains.
     """
     for callback in callbacks:
         name = type(callback).__name__
+        rate = getattr(optimizer, "_learning_rate", None)
+        if isinstance(callback, _SET_RATES) and isinstance(rate, _Schedule):
+            raise ValueError(
+                f"{name} sets the learning rate, and {type(optimizer).__name__} follows a "
+                f"schedule, {type(rate).__name__}, which cannot be set. Give the optimizer a "
+                f"number, {type(optimizer).__name__}(learning_rate=0.01, ...), or leave {name} out."
+            )
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_weights_only:
+            refuse_legacy_format(callback.filepath)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             raise ValueError(
                 f"{name} stops on the training loss, which is a raw statistic. Leave it out: "

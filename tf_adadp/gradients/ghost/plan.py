@@ -132,14 +132,12 @@ def probe(ghost_pass, element_spec):
     seeds = tf.reshape(tf.range(2 * example_loss.num_seed_generators, dtype=tf.int32), [-1, 2])
     seeds = tf.cast(seeds, tf.uint32)
     try:
-        traced = tf.function(ghost, autograph=False, reduce_retracing=True)
+        traced = _traced(ghost, first, seeds)
         losses, y_pred, squares, sums = traced(first, seeds)
         changed = traced(second, seeds)[:3]
-        expected = tf.function(direct, autograph=False)(first, seeds)
+        expected = _traced(direct, first, seeds)(first, seeds)
         past = []
-        tf.function(lambda *args: past.extend(leaks(*args)), autograph=False).get_concrete_function(
-            first, seeds
-        )
+        _traced(lambda *args: past.extend(leaks(*args)), first, seeds)
     except TRACING_ERRORS as error:
         raise CannotFollow(f"the pass on random data failed: {_first_line(error)}") from error
     if past:
@@ -162,6 +160,11 @@ def probe(ghost_pass, element_spec):
         if not np.all((np.abs(one - other) <= bound) | ~np.isfinite(one)):
             raise CannotFollow("a layer mixes the examples of a batch")
     return tuple(_planned(records))
+
+
+def _traced(function, *arguments):
+    """A function traced once. TensorFlow warns of retracing where models follow on each other."""
+    return tf.function(function, autograph=False).get_concrete_function(*arguments)
 
 
 def _summed_loss(ghost_pass, trainable, batch, seeds):

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+_LARGEST = 1e12  # of a raw mean: its square, and that of the noise scaled by it, stay finite
+
 
 class RawPrior:
     """ADADP's prior as printed, of the RAW gradient: E'[g²] ← γ'·E'[g²] + (1 − γ')·g²   (eq. 4).
@@ -25,6 +27,8 @@ class RawPrior:
         """Takes in the raw mean gradient of a lot."""
         d = self._decay
         for g, moment in zip(raw, self._moments, strict=True):
+            # Huge records overflow in the sum too, and one such lot would end a study.
+            g = tf.clip_by_value(tf.where(tf.math.is_nan(g), 0.0, g), -_LARGEST, _LARGEST)
             moment.assign(d * moment.value + (1.0 - d) * tf.square(g))
 
     def root(self):
