@@ -307,11 +307,11 @@ class DPModel(keras.Model):
             self._run.resumed_lots = None
         self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
-        self.ledger.check_adds_up(self.step_event, law)
         steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
             fit_arguments.check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
             callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
+        self.ledger.check_adds_up(self.step_event, law)
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
         num_lots = max(1, epochs - initial_epoch) * executions * self.steps_per_execution

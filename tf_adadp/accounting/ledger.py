@@ -377,10 +377,13 @@ class PrivacyLedger:
         """Refuses a release that no ε could be reported for together with those recorded here.
 
         Raises:
-          ValueError: their units, or neighbouring relations, differ, and ε is not infinite anyway.
+          ValueError: their units, or neighbouring relations, differ, and ε is neither infinite nor
+            refused anyway, for a sampling that nobody knows.
         """
         entries = (*self.entries, _probe(event, 1, law, None))
-        if not any(is_non_private_key(entry.key) for entry in entries):
+        if any(is_non_private_key(entry.key) for entry in entries):
+            return
+        if not any(isinstance(entry.law, UnknownSampling) for entry in entries):
             _check_one_statement(entries)
 
     def preview(
