@@ -326,6 +326,20 @@ def test_a_lot_of_another_form(give):
         dp.clipped_sum(model, crossentropy(), give(*data()), optimizer)
 
 
+def test_a_lot_of_a_number_of_rows_that_is_not_known_yet():
+    """As where a loop is traced, of a leaf and not of another."""
+    model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
+    optimizer.build(model.trainable_variables)
+    x, y = data()
+    (x, y, _), mask = dp.make_lot(x, y, physical_batch_size=16)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 16, 6]), tf.TensorSpec([8, 16], tf.int32)])
+    def sums(x, y):
+        return dp.clipped_sum(model, crossentropy(), ((x, y, None), mask), optimizer)
+
+    assert [s.shape for s in sums(x, y)] == [v.shape for v in model.trainable_variables]
+
+
 def test_a_custom_loop_builds_its_optimizer():
     x, y = data()
     (lot,) = dp.PoissonLots(x, y, expected_size=30).take(1, 16)

@@ -240,9 +240,9 @@ def clipped_sum(
         )
     try:
         (_, _, _), mask = lot
-        shape = mask.shape
-        fits = len(shape) == 2
-        fits = fits and all(t.shape[:2] == shape for t in tf.nest.flatten(lot[0]) if t is not None)
+        leaves = [tf.TensorShape(t.shape)[:2] for t in tf.nest.flatten(lot[0]) if t is not None]
+        rows = tf.TensorShape(mask.shape)
+        fits = rows.rank == 2 and all(rows.is_compatible_with(leaf) for leaf in leaves)
     except (TypeError, ValueError, AttributeError):
         fits = False
     if not fits:
