@@ -114,10 +114,17 @@ def test_lots_of_no_row_and_of_one(layers, size):
     model.compile(exact_sgd(), loss=crossentropy(), jit_compile=False)
     model.fit(lots, steps_per_epoch=8, verbose=0)
     assert model.ledger.steps == 8
+    (x_spec, y_spec, _), mask_spec = lots.as_dataset(1, 1).element_spec
+
+    @tf.function(input_signature=[x_spec, y_spec, mask_spec])
+    def summed(x, y, mask):
+        lot, ball = ((x, y, None), mask), clipping.L2Ball(1e6)
+        return model._run.engine.clipped_sum(lot, ball, tf.zeros([2], tf.int64))[0]
+
     totals = []
     for rows in (0, 1, 3):
-        lot = make_lot(x[:rows], y[:rows], physical_batch_size=1)
-        sums, _ = model._run.engine.clipped_sum(lot, clipping.L2Ball(1e6), tf.zeros([2], tf.int64))
+        (x_lot, y_lot, _), mask = make_lot(x[:rows], y[:rows], physical_batch_size=1)
+        sums = summed(x_lot, y_lot, mask)
         totals.append(np.concatenate([np.ravel(s) for s in sums]))
     assert not np.any(totals[0])
     assert np.any(totals[1])
