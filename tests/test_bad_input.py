@@ -374,3 +374,16 @@ def test_lots_of_another_relation_or_unit():
     printed.fit(x, y, batch_size=30, verbose=0)
     printed.fit(fixed, verbose=0)  # ε is ∞ whatever comes
     assert printed.epsilon(1e-3) == np.inf
+
+
+def test_an_optimizer_class_is_no_optimizer():
+    with pytest.raises(ValueError, match=r"optimizer=ADADP is a class: give ADADP\(noise_mult"):
+        private_model(dp.ADADP)
+
+
+def test_made_optimizers_take_the_rate_by_position_and_nothing_else():
+    made = dp.make_private(keras.optimizers.Nadam)
+    assert made(0.25, noise_multiplier=1.0).learning_rate == 0.25
+    assert made(noise_multiplier=1.0).learning_rate == keras.optimizers.Nadam().learning_rate
+    with pytest.raises(TypeError, match="positional"):
+        made(0.25, 1.0)
