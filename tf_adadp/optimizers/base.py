@@ -78,6 +78,7 @@ class DPOptimizer:
     another noise_multiplier make another optimizer and compile again.
 
     Args:
+        learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
         noise_multiplier: σ* > 0, noise std over sensitivity. No default: it sets the privacy.
             0 only with `allow_no_noise=True`, charged ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
@@ -98,7 +99,7 @@ class DPOptimizer:
         secure_noise: whether sums and noise are rounded to one grid before they are added, a
             defence against attacks on floating-point bits, at three to four times the cost of the
             noise; `tf_adadp.noise` says what it defends against and what not.
-        **keras_arguments: those of the Keras optimizer (learning_rate, weight_decay, use_ema, …).
+        **keras_arguments: those of the Keras optimizer (weight_decay, use_ema, …).
             `gradient_accumulation_steps` and `loss_scale_factor` are refused.
 
     Raises:

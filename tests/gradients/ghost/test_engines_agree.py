@@ -123,7 +123,7 @@ def _apart(ghost, plain):
     )
 
 
-_WITH_ALL_SETS = ("dense",)
+_WITH_ALL_SETS = ("dense", "convolution")
 
 
 @pytest.mark.parametrize(
