@@ -156,7 +156,7 @@ def test_export_is_that_of_the_inner_model(tmp_path):
     private.fit(x, y, batch_size=30, verbose=0)
     private.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(str(tmp_path / "served"))
-    np.testing.assert_allclose(served.serve(x), private.predict(x, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(served.serve(x), private.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

@@ -185,7 +185,7 @@ class DPModel(keras.Model):
                 "Drop one of them."
             )
         validation.check_layers(self.model)
-        self._weights_ledger.close_uncharged(self.weights)
+        self._weights_ledger.close_uncharged(self._ledger_carriers)
         sigma = None if released_metrics is None else released_metrics.noise_multiplier
         optimizer.cover_metrics(sigma)
         super().compile(
@@ -415,7 +415,7 @@ class DPModel(keras.Model):
                 self._run.position += steps  # they are charged, whatever becomes of them
                 logs = run(iterator)
             if self.optimizer.uncharged_releases > uncharged:
-                self._weights_ledger.close_uncharged(self.weights)
+                self._weights_ledger.close_uncharged(self._ledger_carriers)
             logs.pop(_NO_LOGS, None)
             self._run.meet(self.optimizer)
             self._run.warn_if_unmoved(self, before)
@@ -518,13 +518,21 @@ class DPModel(keras.Model):
 
         One ledger for all DPModels that have a privately trained variable in common, frozen or not.
         """
-        return self._weights_ledger.of(self.weights)
+        return self._weights_ledger.of(self._ledger_carriers)
+
+    @property
+    def _ledger_carriers(self):
+        """What is tagged with a ledger: the weights; and the inner model, whose weights may be made
+        only after a ledger was restored for them."""
+        return [self.model, *self.weights]
 
     def take_chiefs_ledger(self, strategy):
         """On several hosts: the chief's ledger in place of this one, with the chief's weights."""
         text = workers.bytes_from_chief(strategy, self.ledger.to_json().encode())
         if workers.worker_number(strategy) > 0:
-            self._weights_ledger.replace(self.weights, PrivacyLedger.from_json(text.decode()))
+            self._weights_ledger.replace(
+                self._ledger_carriers, PrivacyLedger.from_json(text.decode())
+            )
         self._run.meet(self.optimizer)
 
     @property
@@ -599,6 +607,7 @@ class DPModel(keras.Model):
                 "set_weights was called on the DPModel, so what its weights cost is unknown. Put "
                 "public weights into the plain model, `model.model.set_weights`"
             )
+            self._weights_ledger.keep(self._ledger_carriers)
         super().set_weights(weights)
 
     def set_state_tree(self, state_tree):
@@ -609,6 +618,7 @@ class DPModel(keras.Model):
                 "ledger, so what its weights cost is unknown. Use `save` and `load_model`, or "
                 "`save_weights` and `load_weights`"
             )
+            self._weights_ledger.keep(self._ledger_carriers)
         super().set_state_tree(state_tree)
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
@@ -653,11 +663,12 @@ class DPModel(keras.Model):
         finally:
             if not self._run.ledger_loaded:
                 self.ledger.mark_unknown(_NO_LEDGER)
+            self._weights_ledger.keep(self._ledger_carriers)
             self._run.meet(self._run.optimizer)
 
     def stored_ledger(self):
         """The ledger as JSON, as it is kept beside saved weights."""
-        self._weights_ledger.close_uncharged(self.weights)
+        self._weights_ledger.close_uncharged(self._ledger_carriers)
         return self.ledger.to_json()
 
     def save_own_variables(self, store):
@@ -672,6 +683,7 @@ class DPModel(keras.Model):
         except KeyError:
             self._run.met = None
             self.ledger.mark_unknown(_NO_LEDGER)
+            self._weights_ledger.keep(self._ledger_carriers)
         else:
             self.take_over(text)
         self._run.ledger_loaded = True
@@ -685,6 +697,8 @@ class DPModel(keras.Model):
             self._run.ledger_loaded = True
             self.ledger.mark_unknown(f"the ledger of the loaded weights is damaged: {error}")
             raise
+        finally:
+            self._weights_ledger.keep(self._ledger_carriers)
 
     def save_private_state(self, path):
         """Moves the noise and lot keys of this run into a file, for one continuation of it.
@@ -787,7 +801,7 @@ class DPModel(keras.Model):
         self._check_unchanged()
         if self._run.engine is not None:
             self._run.layer_settings.check_unchanged()
-            self._weights_ledger.share(self.weights, self.trainable_variables)
+            self._weights_ledger.share(self._ledger_carriers, self.trainable_variables)
             return
         probe = tf.nest.map_structure(
             lambda s: (
@@ -836,7 +850,7 @@ class DPModel(keras.Model):
             validation.warn_of_mixing(self.model, element_spec, self._compile_loss)
         self._run.engine = engine
         self._run.layer_settings = validation.LayerSettings(self.model)
-        self._weights_ledger.share(self.weights, self.trainable_variables)
+        self._weights_ledger.share(self._ledger_carriers, self.trainable_variables)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds from the first batch, and drops it: that would be a lot.

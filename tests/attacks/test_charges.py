@@ -3,6 +3,8 @@
 Every test is an attack that once lowered ε below what was released.
 """
 
+import copy
+
 import h5py
 import keras
 import numpy as np
@@ -328,3 +330,110 @@ def test_a_restore_at_the_beginning_of_an_epoch_counts_against_the_budget(tmp_pa
         private.fit(x, y, batch_size=30, epochs=9, verbose=0, callbacks=[callback, Restores()])
     assert private.epsilon(1e-3) <= dp.accounting.epsilon(1.0, 0.25, 24, 1e-3)
     assert private.ledger.steps == 24
+
+
+# What a third round found: weights that lost their ledger, and ledgers that lost their weights.
+
+
+def loaded_by_file(private, folder):
+    private.save(folder / "m.keras")
+    return dp.load_model(folder / "m.keras")
+
+
+def loaded_weights(private, folder):
+    private.save_weights(folder / "m.weights.h5")
+    other = private_model()
+    other.load_weights(folder / "m.weights.h5")
+    return other
+
+
+def deep_copied(private, folder):
+    return copy.deepcopy(private)
+
+
+def restored(private, folder):
+    tf.train.Checkpoint(model=private).write(str(folder / "ckpt"))
+    other = private_model()
+    tf.train.Checkpoint(model=other).read(str(folder / "ckpt")).expect_partial()
+    return other
+
+
+@pytest.mark.parametrize("load", [loaded_by_file, loaded_weights, deep_copied, restored])
+def test_loaded_weights_keep_their_ledger_when_wrapped_again(tmp_path, load):
+    private = private_model()
+    fit(private, epochs=2)
+    loaded = load(private, tmp_path)
+    again = private_model(model=loaded.model)
+    assert again.epsilon(DELTA) == loaded.epsilon(DELTA) == pytest.approx(after(8))
+    inputs = keras.Input(loaded.model.input_shape[1:])
+    outputs = keras.layers.Dense(3)(loaded.model.layers[0](inputs))
+    head = private_model(model=keras.Model(inputs, outputs))
+    fit(head)
+    assert head.epsilon(DELTA) == again.epsilon(DELTA) == pytest.approx(after(12))
+
+
+def test_weights_restored_before_they_are_made_keep_their_ledger(tmp_path):
+    private = private_model()
+    fit(private)
+    tf.train.Checkpoint(model=private).write(str(tmp_path / "ckpt"))
+    layers = [keras.layers.Dense(v.shape[1]) for v in private.weights if len(v.shape) == 2]
+    unbuilt = keras.Sequential(layers)
+    tf.train.Checkpoint(model=dp.DPModel(unbuilt)).read(str(tmp_path / "ckpt")).expect_partial()
+    unbuilt(data()[0])
+    assert dp.DPModel(unbuilt).epsilon(DELTA) == pytest.approx(after(4))
+
+
+def test_weights_of_unknown_history_stay_so_when_wrapped_again():
+    private = private_model()
+    private.set_weights(private.get_weights())
+    lost_history(private_model(model=private.model), "set_weights")
+
+
+def test_public_weights_beside_trained_ones_stay_public():
+    """A reading tags nothing: what was never trained can be part of another model."""
+    backbone = keras.layers.Dense(8, "tanh", trainable=False)
+    first = private_model(model=plain_model(backbone))
+    fit(first)
+    assert first.epsilon(DELTA) > 0
+    assert private_model(model=plain_model(backbone)).epsilon(DELTA) == 0.0
+
+
+def test_a_ledger_read_through_another_model_in_the_middle_of_a_fit_is_still_charged():
+    """Two models trained apart, and a third with a layer of each: then they have one ledger."""
+    layers = [keras.layers.Dense(4), keras.layers.Dense(4)]
+    first, second = (private_model(model=plain_model(layer)) for layer in layers)
+    fit(first)
+    fit(second)
+    held = second.ledger
+    inputs = keras.Input(first.model.input_shape[1:])
+    both = keras.layers.Concatenate()([layer(inputs) for layer in layers])
+    third = private_model(model=keras.Model(inputs, keras.layers.Dense(3)(both)))
+
+    class Reads(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert first.ledger.steps == second.ledger.steps == 8 + 4 * (epoch + 1)
+
+    fit(third, epochs=3, callbacks=[Reads()])
+    assert held.steps == first.ledger.steps == 20
+    for model in (first, second, third):
+        assert model.epsilon(DELTA) == pytest.approx(after(20))
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_model_made_later_reports_what_a_custom_loop_charged(built):
+    plain, ledger = plain_model(), dp.PrivacyLedger()
+    law = dp.accounting.PoissonSampling(ROWS, 30)
+    optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)
+    if built:
+        optimizer.build(plain.trainable_variables)
+    for _ in range(5):
+        optimizer.charge(ledger, law)
+        optimizer.build(plain.trainable_variables)
+        optimizer.apply_private([tf.zeros(v.shape) for v in plain.trainable_variables], 30)
+    private = private_model(model=plain)
+    assert private.epsilon(DELTA) == pytest.approx(after(5))
+    fit(private)
+    assert private.epsilon(DELTA) == pytest.approx(after(9))
+    optimizer.charge(ledger, law)  # by the ledger that was charged all along
+    assert private.epsilon(DELTA) == pytest.approx(after(10))
+    assert ledger.steps == 6

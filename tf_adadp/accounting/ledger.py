@@ -247,6 +247,15 @@ class PrivacyLedger:
             for reason in other._readings:
                 self.mark_odometer(reason)
 
+    def unite(self, other: "PrivacyLedger") -> None:
+        """Makes this ledger and the other one: both objects are the union from now on.
+
+        For two ledgers that turn out to be about the same weights, whoever holds either of them.
+        """
+        if self.__dict__ is not other.__dict__:
+            self.merge(other, same_data=True)
+            other.__dict__ = self.__dict__
+
     def check_data(
         self,
         names: Iterable[str],
@@ -337,7 +346,14 @@ class PrivacyLedger:
         reasons = list(self._readings)
         origins = dict.fromkeys(e.origin or "a mechanism" for e in self.entries if e.adaptive)
         reasons += [f"{origin} chose its noise by earlier outcomes" for origin in origins]
-        settings = {(e.event, e.law) for e in self.entries if e.law is not None and not e.adaptive}
+        settings = {
+            (e.key, e.law)
+            for e in self.entries
+            if e.law is not None
+            and not e.adaptive
+            # A lot that its pass has paid for.
+            and not isinstance(e.event, dp_accounting.NoOpDpEvent)
+        }
         if len(settings) > 1 and self._plan is None:
             reasons.append(
                 f"noise or sampling changed between releases ({len(settings)} settings), and "

@@ -28,7 +28,7 @@ _ACCOUNTANTS = {
 }
 _ASSUMPTIONS = (
     "lots were drawn as stated, and nobody knows which records were in them; noise keys stay "
-    "secret; every release on these records is in this ledger; the number of records is public"
+    "secret; every release on these records is in this ledger; the number of {units} is public"
 )
 _NOT_COVERED = (
     "training metrics (loss and accuracy computed on the training records) unless released "
@@ -68,6 +68,7 @@ def privacy_statement(
         for entry in entries
     )
     units = dict.fromkeys(_UNITS[entry.unit] for entry in entries)
+    counted = dict.fromkeys(f"{entry.unit}s" for entry in entries)
     sampling = dict.fromkeys(
         entry.law.describe() if entry.law else "no sampling (or as the event states)"
         for entry in entries
@@ -78,7 +79,7 @@ def privacy_statement(
         ("Neighbouring relation", "; ".join(relations) or "none, nothing was released"),
         ("Sampling", "; ".join(sampling) or "none, nothing was released"),
         ("Accountant", _ACCOUNTANTS[accountant]),
-        ("Assumptions", _ASSUMPTIONS),
+        ("Assumptions", _ASSUMPTIONS.format(units=" and of ".join(counted) or "records")),
         ("Releases", f"{sum(entry.count for entry in entries)}"),
     ]
     kinds = collections.Counter()

@@ -1,13 +1,23 @@
 """What the loss of one example and its gradient write, call and loop over, read off their graph."""
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from tf_adadp import replicas
 from tf_adadp.problems import Problem, raise_first
 
-_WRITES = (
-    "Assign", "ResourceScatter", "ResourceApply", "ResourceStrided", "LookupTableI", "QueueEnqueue",
-    "LookupTableRemove", "Stage", "MapStage", "OrderedMapStage", "BarrierInsert", "StackPush",
+# Of what TensorFlow calls stateful: they read, draw at random, call what is looked at by itself, or
+# live for one execution. All other stateful operations could keep something: write a variable, a
+# table, a queue, a file.
+_KEEPS_NOTHING = (
+    "AllCandidateSampler", "AnonymousHashTable", "AnonymousMutable", "Assert", "Case",
+    "CheckNumerics", "CudnnRNN", "DeviceIndex", "Empty", "FixedUnigramCandidateSampler",
+    "GuaranteeConst", "HashTable", "If", "LogUniformCandidateSampler", "LookupTableExport",
+    "LookupTableFind", "LookupTableSize", "Multinomial", "MutableDenseHashTable",
+    "MutableHashTable", "NonDeterministicInts", "ParameterizedTruncatedNormal", "Print", "Random",
+    "ReadVariable", "ResourceGather", "Rng", "SampleDistortedBoundingBox", "Stateful", "Stateless",
+    "TensorArray", "TruncatedNormal", "UniformCandidateSampler", "VarHandleOp", "VarIsInitialized",
+    "VariableShape", "While", "XlaCallModule", "XlaLaunch", "_Arg", "_If", "_Retval", "_While",
 )  # fmt: skip
 # Their outputs have as many entries as the values tell; `tf.vectorized_map` stops where two
 # examples differ in that.
@@ -73,11 +83,11 @@ def shaped_by_values(traced):
 
 
 def state_problems(traced, whose, known_variables=()):
-    """Yields a `Problem` for whatever writes a `tf.Variable`, calls Python or reads a stranger.
+    """Yields a `Problem` for whatever keeps state, calls Python or reads a stranger.
 
-    What Keras variables are told inside a map over examples is dropped; a `tf.Variable`, a table or
-    a Python function would keep a raw statistic and feed it to later lots. And for strings that
-    meet a layer for numbers.
+    What Keras variables are told inside a map over examples is dropped; a `tf.Variable`, a table, a
+    file or a Python function would keep a raw statistic and feed it to later lots. And for strings
+    that meet a layer for numbers.
 
     Args:
         traced: a `FuncGraph`.
@@ -85,7 +95,7 @@ def state_problems(traced, whose, known_variables=()):
         known_variables: Keras variables that it may read.
     """
     for node in _nodes(traced):
-        if node.op.startswith(_WRITES) or node.op in _CALLS_PYTHON:
+        if _may_keep(node.op) or node.op in _CALLS_PYTHON:
             yield Problem(
                 f"The operation {node.name!r} ({node.op}) in {whose}",
                 "keeps state or calls Python: in training it would hold raw data and feed it to "
@@ -115,6 +125,14 @@ def state_problems(traced, whose, known_variables=()):
 def refuse_state(traced, whose, known_variables=()):
     """Raises ValueError for the first of `state_problems`."""
     raise_first(state_problems(traced, whose, known_variables))
+
+
+def _may_keep(operation):
+    """Whether an operation, by its name, may keep what it was given."""
+    definition = op_def_registry.get(operation)
+    # None for functions, whose own operations are looked at.
+    stateful = definition is not None and definition.is_stateful
+    return stateful and not operation.startswith(_KEEPS_NOTHING)
 
 
 def _nodes(traced):

@@ -1,7 +1,5 @@
 """Maps over examples, the rows of lots, and the specs of what functions return."""
 
-import functools
-
 import tensorflow as tf
 
 # What tracing raises where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss;
@@ -23,10 +21,22 @@ def output_specs(function, *arguments):
     )
 
 
-def sequential_map(function, elements):
-    """`tf.map_fn` with the output signature found by tracing the function once."""
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
-    signature = output_specs(function, specs)
+def map_rows(function, elements, *, sequential, signature=None):
+    """Maps a function over the rows of a structure of tensors.
+
+    Args:
+        function: one row of `elements` ↦ structure of tensors.
+        elements: structure of tensors [B, ...].
+        sequential: one row after the other, for what `tf.vectorized_map` cannot follow.
+        signature: the TensorSpecs of what `function` returns, where they are known; else it is
+            traced once more to find them, where rows are mapped one after the other.
+    """
+    if not sequential:
+        # Where it falls back to loops for an operation (random draws), the result is the same.
+        return tf.vectorized_map(function, elements, warn=False)
+    if signature is None:
+        rows = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
+        signature = output_specs(function, rows)
     return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)
 
 
@@ -49,9 +59,7 @@ def map_examples(function, structure, seeds, sequential):
             flat[i] = part
         return function(*tf.nest.pack_sequence_as(structure, flat), seeds)
 
-    # Where it falls back to loops for an operation (random draws), the result is the same.
-    mapped = sequential_map if sequential else functools.partial(tf.vectorized_map, warn=False)
-    return mapped(one_example, ([leaves[i] for i in present], seeds))
+    return map_rows(one_example, ([leaves[i] for i in present], seeds), sequential=sequential)
 
 
 def join_batches(tensor):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_adadp import __version__, clipping, noise, replicas
 from tf_adadp.checks import check_bool, check_integer, check_number
+from tf_adadp.weights_ledger import OPTIMIZERS_TAG, note_charged
 
 # Baked into traced graphs and charged by: a later change would release with one and charge another.
 _READ_ONLY = {
@@ -48,7 +49,6 @@ _READ_ONLY = {
     "energy_batch_size",
 }
 _CHARGED = ("event", "record", "charge", "private_step")  # see `covers_metrics`
-OPTIMIZERS_TAG = "_tf_adadp_optimizers"  # on a variable: the private optimizers built for it
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 # The set of the `private_step` that runs, in the thread of its replica.
 _SET_OF_STEP = contextvars.ContextVar("set of a step", default=None)
@@ -260,6 +260,8 @@ class DPOptimizer:
         self._build_failed = False
         for variable in variables:
             setattr(variable, OPTIMIZERS_TAG, (*getattr(variable, OPTIMIZERS_TAG, ()), self))
+        for ledger in self.__dict__.pop("_charged_before", ()):
+            note_charged(variables, ledger)
 
     def _add_slots(self, name, variables):
         """State of the form of the variables: float32, zeros."""
@@ -329,7 +331,9 @@ class DPOptimizer:
     def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
         """Writes `steps` releases on lots drawn by `law` into a ledger, before they are made.
 
-        `DPModel.fit` does this by itself; custom loops call it ahead of `apply_private`.
+        `DPModel.fit` does this by itself; custom loops call it ahead of `apply_private`. The
+        weights remember the ledger: a DPModel that has them, now or later, reports all that is in
+        it, too.
 
         Args:
             position: where lots are paid for by the pass (`ShuffledLots`), how many of one
@@ -340,6 +344,10 @@ class DPOptimizer:
             ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
         )
         self._charged_releases += steps
+        if self.built:
+            note_charged(self._trainable_variables, ledger)
+        else:  # past `__setattr__`, which would look for variables in it
+            self.__dict__.setdefault("_charged_before", []).append(ledger)
 
     def record(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
         """Writes what `charge` writes, and pays for no release: for what is only announced."""
@@ -523,6 +531,10 @@ class DPOptimizer:
 
     def _divisor(self, expected_lot_size):
         """L, or the number of slots: what sums are divided by, a public float32."""
+        known = tf.get_static_value(expected_lot_size)
+        known = expected_lot_size if known is None else known
+        if not tf.is_tensor(known):
+            check_number("expected_lot_size", known, "a number above 0", above=0)
         if self.microbatch_size > 1:
             expected_lot_size = self.num_slots(expected_lot_size)
         return tf.cast(expected_lot_size, tf.float32)

@@ -463,6 +463,7 @@ class _Energy:
                 compute_output_spec(loss, y, compute_output_spec(model, x))
             self._loss = ExampleLoss(model, loss, training=False)
             self._seeds = tf.zeros([self._loss.num_seed_generators, 2], tf.uint32)
+            self._checked_layers = []
             self._one_by_one = one_by_one and any(
                 ghost.mixing_reason(layer) for layer in model._flatten_layers()
             )
@@ -473,9 +474,14 @@ class _Energy:
                 )
                 ExampleGraph(self._loss, record).check()
             if one_by_one:
-                self.clipped_change.get_concrete_function(
-                    specs, specs, tf.TensorSpec([], tf.float32)
-                )
+                # Layers that run on the batch; where their ranks forbid it, `_losses` says so.
+                self._checked_layers = ghost.checked_layers(model)
+                traced = specs, specs, tf.TensorSpec([], tf.float32)
+                try:
+                    self.clipped_change.get_concrete_function(*traced)
+                except ghost.CannotFollow:
+                    self._one_by_one = True
+                    self.clipped_change.get_concrete_function(*traced)
             else:
                 self.mean.get_concrete_function(specs)
         except Exception as error:
@@ -521,7 +527,8 @@ class _Energy:
         """Weighted losses [B] of a batch of records."""
         size = self._lot[1].shape[1]
         if not self._one_by_one:
-            return self._batch_losses(weights, records, size)
+            with ghost.on_known_ranks(self._checked_layers):
+                return self._batch_losses(weights, records, size)
 
         def one(i):
             record = tf.nest.map_structure(lambda t: None if t is None else t[i : i + 1], records)

@@ -4,7 +4,7 @@ The guarantee rests on it: where one example changes another's gradient, clippin
 bounds nothing. Trying a layer on random data cannot show it, since a layer may mix only loud
 inputs, or large batches. So only what is known runs on batches; everything else (a layer with a
 `call` of its own, a `Lambda`, an activation function of the user's) runs in a map over examples,
-which cannot mix them, whatever it does.
+which cannot mix them, whatever it does. Known is a class on tensors of known ranks: see `ranks`.
 """
 
 import inspect
@@ -60,6 +60,14 @@ _HARMLESS = {
 SET_BY_KERAS = {"build", "quantize", "loss"}  # on instances
 
 
+class CannotFollow(BaseException):
+    """The ghost pass cannot follow a model; the message says where and why.
+
+    Never leaves this package. No `Exception`, since Keras would rewrite the message of one that is
+    raised while a layer is called.
+    """
+
+
 def declare_independent(*layer_classes):
     """Declares that layers of these very classes treat every example of a batch by itself.
 
@@ -84,7 +92,7 @@ def mixing_reason(layer, has_rule=False):
             not looked at: each is a case of its own.
         has_rule: whether a rule runs it, which sees to its activation.
     """
-    base = next((c for c in type(layer).__mro__ if c in _KNOWN), None)
+    base = known_class(layer)
     if base is None:
         return "has a `call` of its own"
     derived = type(layer).__mro__[: type(layer).__mro__.index(base)]
@@ -117,6 +125,16 @@ def mixing_reason(layer, has_rule=False):
         if reason is not None:
             return f"has a part {part.name!r} that {reason}"
     return None
+
+
+def known_class(layer):
+    """The class that a layer is known as, or None."""
+    return next((c for c in type(layer).__mro__ if c in _KNOWN), None)
+
+
+def is_container(layer):
+    """Whether a layer is a known model, which does nothing but call its layers."""
+    return known_class(layer) in _CONTAINERS
 
 
 def example_axes(layer):

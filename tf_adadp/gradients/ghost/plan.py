@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.gradients.ghost.tracing import CannotFollow
+from tf_adadp.gradients.ghost.independence import CannotFollow
 from tf_adadp.gradients.mapping import TRACING_ERRORS
 from tf_adadp.gradients.random_data import ROWS, random_batches
 

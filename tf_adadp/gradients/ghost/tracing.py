@@ -6,6 +6,7 @@ without one are mapped example by example, alone.
 """
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
@@ -14,21 +15,15 @@ from tf_adadp.gradients import factors
 from tf_adadp.gradients.ghost import registry
 from tf_adadp.gradients.ghost.independence import (
     IMAGE_AUGMENTATION,
+    CannotFollow,
     mixing_reason,
     unmappable_reason,
 )
+from tf_adadp.gradients.ghost.ranks import checked_layers, on_known_ranks
 from tf_adadp.gradients.indices import no_index_stops
-from tf_adadp.gradients.mapping import sequential_map
+from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.row_gradients import Rows
-
-
-class CannotFollow(BaseException):
-    """The ghost pass cannot follow a model; the message says where and why.
-
-    Never leaves this package. No `Exception`, since Keras would rewrite the message of one that is
-    raised while a layer is called.
-    """
 
 
 class GhostPass:
@@ -43,7 +38,7 @@ class GhostPass:
 
     def __init__(self, example_loss, *, sequential=False, loss_scale=1.0):
         self.example_loss = example_loss
-        self.map = sequential_map if sequential else tf.vectorized_map
+        self.map = functools.partial(map_rows, sequential=sequential)
         self._loss_scale = loss_scale
         trainable = {id(v) for v in example_loss.trainable_variables}
         self.trainable = trainable
@@ -54,6 +49,9 @@ class GhostPass:
         for layer in self.layers:
             with_rule = registry.rule_for(layer) is not None and mixing_reason(layer, True) is None
             self.runs_on_batches[id(layer)] = with_rule, mixing_reason(layer) is None
+        self._checked_layers = checked_layers(
+            example_loss.model, lambda layer: registry.rule_for(layer) is not None
+        )
 
     def __call__(self, trainable, x, y, sample_weight, seeds, *, cut=False):
         """The losses, predictions and gradients of a batch of examples.
@@ -129,6 +127,7 @@ class GhostPass:
             for layer in self.layers:
                 call = _Interception(layer, self, records, tapped)
                 stack.enter_context(replaced(layer, call=call))
+            stack.enter_context(on_known_ranks(self._checked_layers))
             for layer in self.example_loss.model._flatten_layers():
                 if isinstance(layer, IMAGE_AUGMENTATION):
                     call = _images_only(layer)
@@ -286,7 +285,9 @@ class _Mapped:
             )
             return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
 
-        grads = self._map(one_example, (*self._elements(), outputs))
+        # Known, which spares a trace of the layer's forward and backward pass.
+        signature = [tf.TensorSpec(v.shape, tf.float32) for v in self._variables]
+        grads = self._map(one_example, (*self._elements(), outputs), signature=signature)
         for variable, g in zip(self._variables, grads, strict=True):
             yield variable, Rows(tf.ensure_shape(g, [None, *variable.shape]))
 
