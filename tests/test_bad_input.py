@@ -298,6 +298,16 @@ def test_sums_of_another_model():
         optimizer.apply_private([tf.zeros([4])], 10)
 
 
+@pytest.mark.parametrize("size", [0, -30, np.nan, np.inf, None, "30", tf.constant(0)])
+def test_a_lot_size_that_would_turn_the_step_around(size):
+    """Divided by a number below 0, a step climbs."""
+    optimizer = dp.DPSGD(noise_multiplier=1.0)
+    optimizer.build([keras.Variable(np.zeros(3))])
+    with pytest.raises(ValueError, match="expected_lot_size"):
+        optimizer.apply_private([tf.zeros([3])], size)
+    assert not optimizer.iterations.numpy()
+
+
 def test_a_microbatched_custom_loop_needs_the_lot_size():
     x, y = data()
     model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0, microbatch_size=2)

@@ -200,6 +200,43 @@ def test_full_batches_are_poisson_lots_of_all_records():
     assert PoissonSampling(ROWS, ROWS).event(1.0) == dp_accounting.GaussianDpEvent(1.0)
 
 
+LAWS = {
+    "poisson": PoissonSampling(ROWS, SIZE),
+    "full batches": PoissonSampling(ROWS, ROWS),
+    "fixed size": dp.accounting.FixedSizeSampling(ROWS, SIZE),
+    "shuffled": dp.accounting.ShuffledSampling(ROWS, SIZE),
+    "users": dp.accounting.UserSampling(40, 10, 2, 20),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_what_an_optimizer_charges_can_be_stated_and_is_no_odometer_reading(name):
+    """Events of several parts, and lots that their pass has paid for, among them."""
+    law = LAWS[name]
+    optimizers = [
+        dp.DPSGD(noise_multiplier=1.0),
+        dp.ADADP(noise_multiplier=1.0, microbatch_size=2),
+        dp.DPOPT(directions="budgeted", direction_noise_multiplier=3.0, noise_multiplier=4.0),
+    ]
+    if name not in ("shuffled", "users"):  # which it refuses
+        arguments = {"energy_noise_multiplier": 5.0, "energy_clip": 1.0, "energy_data": data()}
+        optimizers.append(dp.SADPSGD(0.1, noise_multiplier=1.0, **arguments))
+    for optimizer in optimizers:
+        ledger = PrivacyLedger()
+        for position in range(6):
+            optimizer.charge(ledger, law, position=position)
+        assert ledger.odometer_reasons == ()
+        assert repr(ledger).startswith("<PrivacyLedger: 6 releases")
+        statement = " ".join(ledger.statement(DELTA).split())
+        assert f"{ledger.epsilon(DELTA):.6g}" in statement
+        assert f"the number of {'users' if name == 'users' else 'records'} is public" in statement
+        other = type(optimizer).from_config({**optimizer.get_config(), "noise_multiplier": 4.5})
+        if isinstance(optimizer, dp.SADPSGD):
+            continue  # its energies stay with it
+        other.charge(ledger, law)
+        assert "(2 settings)" in ledger.odometer_reasons[0]
+
+
 @pytest.mark.parametrize("largest", [1, 3])
 def test_one_user_moves_a_sum_by_at_most_k(largest):
     """Sums of vectors of norm C over the lots of one key, with and without a user's records."""

@@ -74,6 +74,51 @@ def test_state_kept_by_a_custom_gradient(engine):
     assert not calls
 
 
+def keeps_in_a_file(path, x):
+    before = tf.strings.to_number(tf.io.read_file(path))
+    with tf.control_dependencies(
+        [tf.io.write_file(path, tf.strings.as_string(tf.reduce_max(x)))],
+    ):
+        return x + before
+
+
+def keeps_in_an_accumulator(path, x):
+    sums = tf.raw_ops.ResourceConditionalAccumulator(
+        dtype=tf.float32, shape=[], shared_name="sums_of_records"
+    )
+    step = tf.constant(0, tf.int64)
+    tf.raw_ops.ResourceAccumulatorApplyGradient(
+        handle=sums, local_step=step, gradient=tf.reduce_max(x)
+    )
+    return x
+
+
+def writes_a_summary(path, x):
+    with tf.summary.create_file_writer(path + ".events").as_default():
+        tf.summary.scalar("largest", tf.reduce_max(x), step=0)
+    return x
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+@pytest.mark.parametrize("keep", [keeps_in_a_file, keeps_in_an_accumulator, writes_a_summary])
+def test_state_kept_outside_of_variables(tmp_path, keep, engine):
+    """With a recurrent layer that has a mask, the records follow each other."""
+    path = tmp_path / "state"
+    path.write_text("0")
+
+    class Keeps(L.Layer):
+        def call(self, x):
+            return keep(str(path), x)
+
+    layers = [keras.Input((5, 4)), L.Masking(), L.LSTM(4), Keeps()]
+    model = _model(*layers, engine=engine)
+    x = np.ones((12, 5, 4), np.float32)
+    with pytest.raises(ValueError, match="keeps state or calls Python"):
+        model.fit(x, np.arange(12) % 3, batch_size=6, verbose=0)
+    assert model.ledger.steps == 0
+    assert path.read_text() == "0"
+
+
 def test_records_of_unequal_numbers_of_words():
     x = np.array([["a b"], [""], ["zz"], ["c d e f"]], object)
     words = L.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
