@@ -1,5 +1,9 @@
 """Loops and branches around a layer, which `tf.vectorized_map` may be unable to convert."""
 
+import contextlib
+import logging
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ import tensorflow as tf
 from helpers import data, exact_sgd, plain_model, private_model
 
 from tf_adadp import clipping, gradients
+from tf_adadp.gradients import mapping
 from tf_adadp.sampling import make_lot
 
 L = keras.layers
@@ -120,7 +125,66 @@ def test_a_loss_that_loops_like_ctc_is_worked_on_example_by_example():
     gradients_ = tape.gradient(mean, [v.value for v in network.trainable_variables])
     variables = zip(network.trainable_variables, gradients_, strict=True)
     expected = [v.numpy() - 0.1 * g.numpy() for v, g in variables]
-    private.fit(x, y, batch_size=4, verbose=0)
+    with tensorflow_log() as log:  # pages of errors, though all is well
+        private.fit(x, y, batch_size=4, verbose=0)
+    assert not [record for record in log if record.filename == "pfor.py"]
     for found, wanted in zip(private.get_weights(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     assert "one example after the other" in private._run.plan.reason
+
+
+# --- what TensorFlow's log is spared --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tensorflow_log():
+    """A list that gets the records of TensorFlow's log."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    tf.get_logger().addHandler(handler)
+    try:
+        yield records
+    finally:
+        tf.get_logger().removeHandler(handler)
+
+
+def test_a_map_does_not_log_that_it_loops():
+    x = tf.random.stateless_normal([3, 1, 6, 6, 2], [0, 1])
+    kernel = tf.random.stateless_normal([3, 3, 2, 4], [0, 2])
+
+    def gradient(row):
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            z = tf.nn.conv2d(row, kernel, 1, "SAME")
+        return tape.gradient(z, kernel)
+
+    with tensorflow_log() as log:
+        tf.vectorized_map(gradient, x, warn=False)
+    assert any("Conv2DBackpropFilter" in record.getMessage() for record in log)
+    with tensorflow_log() as log:
+        mapping.map_rows(gradient, x, sequential=False)
+    assert log == []
+
+
+def test_only_the_map_of_this_thread_is_left_out_of_the_log():
+    def say(file, level):
+        record = logging.LogRecord("tensorflow", level, f"/path/{file}", 1, file, (), None)
+        tf.get_logger().handle(record)
+
+    with tensorflow_log() as log:
+        with contextlib.suppress(KeyError), mapping.without_log_of_pfor():
+            say("pfor.py", logging.ERROR)
+            with mapping.without_log_of_pfor(logging.WARNING):
+                say("pfor.py", logging.WARNING)
+            assert log == []
+            say("other.py", logging.ERROR)
+            thread = threading.Thread(target=say, args=("pfor.py", logging.ERROR))
+            thread.start()
+            thread.join()
+            assert len(log) == 2
+            raise KeyError
+        say("pfor.py", logging.ERROR)  # as before, after an exception too
+        with mapping.without_log_of_pfor(logging.WARNING):
+            say("pfor.py", logging.ERROR)  # that of a failure that nobody sees to
+    assert len(log) == 4

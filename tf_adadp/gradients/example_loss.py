@@ -6,12 +6,15 @@ weights of the example, and the losses that layers add (activity regularisers, `
 Weight regularisers are left out: they depend on no data and are added after the noise.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 from tf_adadp.gradients.indices import no_index_stops
+from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
@@ -121,11 +124,12 @@ class ExampleLoss:
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
-    def losses(self, y, y_pred, sample_weight, batch_size, mapped=tf.vectorized_map):
+    def losses(self, y, y_pred, sample_weight, batch_size, mapped=None):
         """The compiled losses of each example by itself, float32 [B], from a batch's predictions.
 
-        Mapped over the examples, by `mapped`, so that no reduction can mix them.
+        Mapped over the examples, so that no reduction can mix them: by `mapped`, or vectorised.
         """
+        mapped = mapped or functools.partial(map_rows, sequential=False)
         if self._loss is None:
             return tf.zeros([batch_size])
         structure = (y, y_pred, sample_weight)

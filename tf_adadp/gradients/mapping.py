@@ -1,5 +1,9 @@
 """Maps over examples, the rows of lots, and the specs of what functions return."""
 
+import contextlib
+import logging
+import threading
+
 import tensorflow as tf
 
 # What tracing raises where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss;
@@ -32,12 +36,41 @@ def map_rows(function, elements, *, sequential, signature=None):
             traced once more to find them, where rows are mapped one after the other.
     """
     if not sequential:
-        # Where it falls back to loops for an operation (random draws), the result is the same.
-        return tf.vectorized_map(function, elements, warn=False)
+        # Where it falls back to loops for an operation (random draws, the gradients of convolutions
+        # inside of loops), the result is the same.
+        with without_log_of_pfor(logging.WARNING):
+            return tf.vectorized_map(function, elements, warn=False)
     if signature is None:
         rows = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements)
         signature = output_specs(function, rows)
     return tf.map_fn(function, elements, fn_output_signature=signature, parallel_iterations=1)
+
+
+@contextlib.contextmanager
+def without_log_of_pfor(level=logging.ERROR):
+    """Leaves out of TensorFlow's log what `tf.vectorized_map` writes there while it converts.
+
+    Errors are left out where a failure is caught and seen to: it writes pages before it raises.
+    What other threads, and other modules, write is not touched.
+
+    Args:
+        level: the highest level that is left out.
+    """
+    thread = threading.get_ident()
+
+    def passes(record):
+        return (
+            record.filename != "pfor.py"
+            or record.levelno > level
+            or threading.get_ident() != thread
+        )
+
+    logger = tf.get_logger()
+    logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        logger.removeFilter(passes)
 
 
 def map_examples(function, structure, seeds, sequential):

@@ -6,14 +6,18 @@ number of physical batches differs from lot to lot, and XLA compiles anew for ev
 """
 
 import functools
-import logging
 import math
 
 import tensorflow as tf
 
 from tf_adadp import replicas
 from tf_adadp.gradients import microbatch
-from tf_adadp.gradients.mapping import TRACING_ERRORS, map_examples, output_specs
+from tf_adadp.gradients.mapping import (
+    TRACING_ERRORS,
+    map_examples,
+    output_specs,
+    without_log_of_pfor,
+)
 
 # XLA's CPU compiler unrolls and vectorises a sum over up to a dozen rows; over more it leaves a
 # scalar loop that takes twice as long.
@@ -179,15 +183,11 @@ class VectorizedEngine:
         def per_example(x, y, sample_weight, seeds):
             return self._per_example(trainable, x, y, sample_weight, seeds)
 
-        logger = tf.get_logger()
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)  # TensorFlow prints pages before it raises
         try:
-            tf.function(per_example, autograph=False).get_concrete_function(*rows, seeds)
+            with without_log_of_pfor():
+                tf.function(per_example, autograph=False).get_concrete_function(*rows, seeds)
         except TRACING_ERRORS as error:
             return str(error).strip().split("\n")[0] or type(error).__name__
-        finally:
-            logger.setLevel(level)
         return None
 
     def batch_losses(self):

@@ -376,6 +376,31 @@ def test_sequences_of_unknown_length_are_kept():
         np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("trainable", [True, False])
+def test_quantized_layers_run_on_no_batch(trainable):
+    """Keras calls their `quantized_call`, which nothing stands in for; quantizers may mix rows."""
+
+    class Loud(keras.quantizers.AbsMaxQuantizer):
+        def __call__(self, x, **kwargs):
+            outputs, scale = super().__call__(x, **kwargs)
+            return outputs, keras.ops.where(keras.ops.max(x) > 50.0, 0.01 * scale, scale)
+
+    model = _sequential((8,), L.Dense(6, name="front"), L.Dense(1))
+    front = model.layers[0]
+    front.quantize("int8")
+    front.inputs_quantizer = Loud(axis=-1)
+    if trainable:
+        front.enable_lora(2)
+    front.trainable = trainable
+    _, plan, _ = _engine(model)
+    assert plan.engine == "vectorized"
+    assert plan.reason == (
+        "the layer 'front' (Dense) is quantized, and quantized layers have no rule"
+    )
+    with pytest.raises(ValueError, match="'front' .* quantized layers have no rule"):
+        _engine(model, gradient_engine="ghost")
+
+
 # --- the plan -------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
+from tf_adadp.gradients.mapping import map_rows
+
 # MelSpectrogram, MixUp and CutMix are not there: they mix.
 _NAMES = [
     "Activation", "ActivityRegularization", "AdaptiveAveragePooling1D",
@@ -166,7 +168,7 @@ def activate(activation, z):
         return z
     if _is_known_activation(activation):
         return activation(z)
-    return tf.vectorized_map(lambda row: activation(row[None])[0], z)
+    return map_rows(lambda row: activation(row[None])[0], z, sequential=False)
 
 
 def _activations(layer):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.gradients.ghost.independence import CannotFollow
-from tf_adadp.gradients.mapping import TRACING_ERRORS
+from tf_adadp.gradients.mapping import TRACING_ERRORS, without_log_of_pfor
 from tf_adadp.gradients.random_data import ROWS, random_batches
 
 
@@ -106,6 +106,13 @@ def probe(ghost_pass, element_spec):
         CannotFollow: where a check fails or the pass cannot be made.
     """
     example_loss = ghost_pass.example_loss
+    for layer in example_loss.model._flatten_layers():
+        if getattr(layer, "quantization_mode", None) is not None:
+            # Keras runs its `quantized_call`, past what stands in for `call`.
+            raise CannotFollow(
+                f"the layer {layer.name!r} ({type(layer).__name__}) is quantized, and quantized "
+                "layers have no rule"
+            )
     records = []
 
     def ghost(batch, seeds):
@@ -131,13 +138,14 @@ def probe(ghost_pass, element_spec):
     first, second = random_batches(element_spec)
     seeds = tf.reshape(tf.range(2 * example_loss.num_seed_generators, dtype=tf.int32), [-1, 2])
     seeds = tf.cast(seeds, tf.uint32)
+    past = []
     try:
-        traced = _traced(ghost, first, seeds)
-        losses, y_pred, squares, sums = traced(first, seeds)
-        changed = traced(second, seeds)[:3]
-        expected = _traced(direct, first, seeds)(first, seeds)
-        past = []
-        _traced(lambda *args: past.extend(leaks(*args)), first, seeds)
+        with without_log_of_pfor():
+            traced = _traced(ghost, first, seeds)
+            losses, y_pred, squares, sums = traced(first, seeds)
+            changed = traced(second, seeds)[:3]
+            expected = _traced(direct, first, seeds)(first, seeds)
+            _traced(lambda *args: past.extend(leaks(*args)), first, seeds)
     except TRACING_ERRORS as error:
         raise CannotFollow(f"the pass on random data failed: {_first_line(error)}") from error
     if past:

@@ -345,7 +345,7 @@ def _per_example_penalty(regularizer, penalties):
     """An activity regulariser that notes its value for each example and adds nothing itself."""
 
     def penalty(outputs):
-        values = tf.vectorized_map(lambda row: regularizer(row[None]), outputs)
+        values = map_rows(lambda row: regularizer(row[None]), outputs, sequential=False)
         penalties.append(tf.cast(values, tf.float32))
         return tf.zeros([], values.dtype)
 
