@@ -203,8 +203,25 @@ def test_losses_that_reduce_the_batch(loss):
         ({"batch_size": ROWS + 1}, ValueError, f"batch_size={ROWS + 1}.*at most the {ROWS}"),
         ({"batch_size": "30"}, ValueError, "batch_size='30'"),
         ({"x": scipy.sparse.csr_matrix(np.ones((ROWS, 6)))}, TypeError, r"sparse.*toarray\(\)"),
+        ({"x": tf.ragged.constant([[1.0]] * ROWS)}, TypeError, "x is a RaggedTensor.*pad"),
+        ({"x": tf.sparse.eye(ROWS, 6)}, TypeError, "x is a SparseTensor.*dense"),
         ({"validation_split": 1.5}, ValueError, "validation_split"),
         ({"shuffle": False}, ValueError, "shuffle"),
+        ({"steps_per_epoch": -1}, ValueError, "steps_per_epoch=-1: give the lots per epoch"),
+        ({"steps_per_epoch": 0}, ValueError, "steps_per_epoch=0"),
+        ({"steps_per_epoch": 1.5}, ValueError, "steps_per_epoch=1.5"),
+        ({"steps_per_epoch": True}, ValueError, "steps_per_epoch=True"),
+        ({"epochs": -1}, ValueError, "epochs=-1"),
+        ({"epochs": "2"}, ValueError, "epochs='2'"),
+        ({"initial_epoch": -1}, ValueError, "initial_epoch=-1"),
+        ({"class_weight": {"0": 1.0}}, ValueError, "class_weight has the key '0'"),
+        ({"class_weight": {0.5: 1.0}}, ValueError, "class_weight has the key 0.5"),
+        ({"class_weight": {1: -1.0}}, ValueError, r"class_weight\[1\]=-1.0: give a finite weight"),
+        ({"class_weight": {1: np.nan}}, ValueError, r"class_weight\[1\]=nan"),
+        ({"class_weight": {1: np.inf}}, ValueError, r"class_weight\[1\]=inf"),
+        ({"class_weight": {1: "a"}}, ValueError, r"class_weight\[1\]='a'"),
+        ({"class_weight": {0: 1.0, 7: 3.0}}, ValueError, "class_weight has labels from 0 to 7"),
+        ({"class_weight": {0: 0, 1: 0, 2: 0}}, ValueError, "every record with the weight 0"),
     ],
 )
 def test_data(arguments, error, match):
@@ -332,7 +349,7 @@ def test_distribution_strategies():
 def test_a_lot_of_another_form(give):
     model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
     optimizer.build(model.trainable_variables)
-    with pytest.raises(ValueError, match="lot must be .*make_lot"):
+    with pytest.raises(ValueError, match=r"lot must be .*take\(num_lots.*make_lot"):
         dp.clipped_sum(model, crossentropy(), give(*data()), optimizer)
 
 

@@ -1,13 +1,14 @@
 """What is given to `compile` and `fit`, checked and put into the form that training takes."""
 
 import math
+import numbers
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_adadp import validation, workers
-from tf_adadp.checks import check_number
+from tf_adadp.checks import check_integer, check_number
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import PoissonLots
 
@@ -91,6 +92,19 @@ def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
     return lots
 
 
+def check_epochs(epochs, initial_epoch, steps_per_epoch):
+    """Refuses numbers of epochs and steps that are none."""
+    check_integer("epochs", epochs, "the epoch to train to, an integer of at least 0", at_least=0)
+    check_integer("initial_epoch", initial_epoch, "an integer of at least 0", at_least=0)
+    if steps_per_epoch is not None:
+        check_integer(
+            "steps_per_epoch",
+            steps_per_epoch,
+            "the lots per epoch, an integer of at least 1, or None for one pass",
+            at_least=1,
+        )
+
+
 def check_workers(strategy, lots, epochs, steps_per_epoch):
     """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
     if type(lots) is not PoissonLots:
@@ -150,5 +164,9 @@ def class_weights(y, class_weight, sample_weight):
         )
     weights = np.ones(len(labels), np.float32)
     for label, weight in class_weight.items():
-        weights[labels[:, 0] == label] = weight
+        if not isinstance(label, numbers.Real) or label != label // 1:
+            raise ValueError(f"class_weight has the key {label!r}: number the classes 0, 1, ….")
+        weights[labels[:, 0] == label] = check_number(
+            f"class_weight[{label!r}]", weight, "a finite weight of at least 0", at_least=0
+        )
     return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)

@@ -255,16 +255,20 @@ class DPModel(keras.Model):
             class_weight, sample_weight: multiply an example's loss before clipping.
             steps_per_epoch: lots per epoch; ceil(N/L) by default.
             validation_split: a last part of the arrays that is set aside before L/N is computed.
+            validation_batch_size: by default at most 256, or where `validation_steps` is given, as
+                in Keras: `batch_size`, and all records in those steps where that is None too.
 
         Returns:
             A Keras `History`.
 
         Raises:
             TypeError, ValueError: before anything is trained, on data whose sampling law is
-                unknown, on arguments out of range, on callbacks that steer by a training metric.
+                unknown, on arguments out of range, on callbacks that steer by a training metric, on
+                validation data that cannot be evaluated.
         """
         self._assert_compile_called("fit")
         self._refuse_nested("fit")
+        fit_arguments.check_epochs(epochs, initial_epoch, steps_per_epoch)
         if not shuffle:
             raise ValueError(
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
@@ -287,11 +291,14 @@ class DPModel(keras.Model):
                 )
             if class_weight is not None:
                 sample_weight = fit_arguments.class_weights(y, class_weight, sample_weight)
+                if not sample_weight.any():
+                    raise ValueError(
+                        f"class_weight={class_weight} leaves every record with the weight 0: give "
+                        "weights above 0 to the classes to learn from."
+                    )
             lots = fit_arguments.lots_from_arrays(
                 x, y, sample_weight, batch_size, self.optimizer, self.distribute_strategy
             )
-            if validation_batch_size is None:
-                validation_batch_size = min(256, lots.num_examples)
         self._prepare(lots.element_spec)
         validation.check_callbacks(callbacks, self._run.released_names, self.optimizer)
         if self._run.released is not None:
@@ -299,6 +306,11 @@ class DPModel(keras.Model):
         validation.check_class_labels(self._compile_loss, y, self._run.y_pred)
         if lots is not x:
             validation.check_tokens(self.model, x)
+        if class_weight:
+            validation.check_class_labels(
+                self._compile_loss, np.array(list(class_weight)), self._run.y_pred, "class_weight"
+            )
+        validation.check_validation_data(self, validation_data, lots.element_spec, self._run.y_pred)
         law = lots.law
         if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
             law = dataclasses.replace(law, declared=True)
@@ -307,7 +319,8 @@ class DPModel(keras.Model):
             self._run.resumed_lots = None
         self.optimizer.begin(law, lots, self.steps_per_execution)
         self._run.start(law, lots.expected_size, lots.seed is not None)
-        steps_per_epoch = steps_per_epoch or lots.steps_per_epoch
+        if steps_per_epoch is None:
+            steps_per_epoch = lots.steps_per_epoch
         if workers.num_workers(self.distribute_strategy) > 1:
             fit_arguments.check_workers(self.distribute_strategy, lots, epochs, steps_per_epoch)
             callbacks = [*callbacks, workers.ShareChiefsState()]  # after those that restore
@@ -319,6 +332,11 @@ class DPModel(keras.Model):
         dataset = lots.as_dataset(self._physical_batch_size(lots.expected_size), num_lots)
         dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
         self._warn_of_raw_metrics()
+        if not validation_batch_size:
+            if validation_steps is None:
+                validation_batch_size = min(256, lots.num_examples)
+            elif batch_size is not None:  # the steps are to cover the records that Keras's do
+                validation_batch_size = math.ceil(batch_size)
         with self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
@@ -330,7 +348,7 @@ class DPModel(keras.Model):
                 initial_epoch=initial_epoch,
                 steps_per_epoch=steps_per_epoch,
                 validation_steps=validation_steps,
-                validation_batch_size=validation_batch_size or 256,
+                validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
 

@@ -209,8 +209,8 @@ def clipped_sum(
     Args:
         model: a built `keras.Model`, the plain one (`DPModel.model`).
         loss: a Keras loss (object, name or function), or None.
-        lot: `((x, y, sample_weight), mask)` with leaves `[P, B, ...]`, as `PoissonLots` iterates
-            them or as `make_lot` packs a batch.
+        lot: `((x, y, sample_weight), mask)` with leaves `[P, B, ...]`, as `take` of
+            `PoissonLots` yields them or as `make_lot` packs a batch.
         optimizer: a private optimizer, built on `model.trainable_variables`.
         expected_lot_size: L; needed where the optimizer's microbatch_size is above 1.
         jit_compile: as in `DPModel.compile`.
@@ -248,8 +248,8 @@ def clipped_sum(
     if not fits:
         raise ValueError(
             "lot must be ((x, y, sample_weight), mask) with leaves [P, B, ...], as lots give them: "
-            "iterate PoissonLots(...), or pack a batch that you sampled, "
-            "tf_adadp.sampling.make_lot(x, y, sample_weight, physical_batch_size=...)."
+            "PoissonLots(...).take(num_lots, physical_batch_size=...) yields them. Or pack a batch "
+            "that you sampled, tf_adadp.make_lot(x, y, sample_weight, physical_batch_size=...)."
         )
     spec = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]

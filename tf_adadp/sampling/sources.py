@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)  # refused as leaves of structures are
+
 
 def as_source(x, y=None, sample_weight=None, transform=None):
     """Wrap `x` (and `y`, `sample_weight`) as a source.
@@ -27,7 +29,7 @@ def as_source(x, y=None, sample_weight=None, transform=None):
         ValueError: empty data, unequal lengths, or an argument that does not go with `x`.
     """
     _refuse_batched(x)
-    if keras.tree.is_nested(x) or hasattr(x, "__array__"):
+    if keras.tree.is_nested(x) or hasattr(x, "__array__") or isinstance(x, _NOT_DENSE):
         if transform is not None:
             raise ValueError(
                 f"transform={transform!r} applies to the items of a random-access source, but x "

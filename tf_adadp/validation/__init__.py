@@ -10,6 +10,7 @@ from tf_adadp.validation.arguments import (
     check_trainable_state,
     declared_law,
 )
+from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.settings import LayerSettings
@@ -27,6 +28,7 @@ __all__ = [
     "check_overrides",
     "check_tokens",
     "check_trainable_state",
+    "check_validation_data",
     "check_weights",
     "declared_law",
     "validate",

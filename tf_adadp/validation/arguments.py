@@ -144,13 +144,14 @@ def declared_law(law, batch_rows):
     return dataclasses.replace(law, declared=True)
 
 
-def check_class_labels(loss, y, y_pred):
+def check_class_labels(loss, y, y_pred, name="y"):
     """Refuses class indices without an output, on which TensorFlow would stop in mid-run.
 
     Args:
         loss: a built Keras `CompileLoss`, or None.
         y: the labels, or None where they are in lots, which are let pass.
         y_pred: the model's output as KerasTensors.
+        name: the argument that holds them.
     """
     if loss is None or y is None:
         return
@@ -170,6 +171,6 @@ def check_class_labels(loss, y, y_pred):
         labels, classes = np.asarray(labels), outputs.shape[-1]
         if not (labels.min() >= 0 and labels.max() < classes):  # NaN is no class either
             raise ValueError(
-                f"y has labels from {labels.min():g} to {labels.max():g}, and the model {classes} "
-                f"outputs: number the classes 0..{classes - 1}."
+                f"{name} has labels from {labels.min():g} to {labels.max():g}, and the model "
+                f"{classes} outputs: number the classes 0..{classes - 1}."
             )

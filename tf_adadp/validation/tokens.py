@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 
-def check_tokens(model, x):
+def check_tokens(model, x, name="x"):
     """Refuses arrays with tokens beyond the table of an `Embedding` that reads them directly.
 
     In training such a record contributes nothing, see `gradients.indices`; that it is there is an
@@ -13,6 +13,7 @@ def check_tokens(model, x):
     Args:
         model: a `keras.Model`; one that is no graph of layers is let pass.
         x: its inputs as arrays, in a structure that Keras takes.
+        name: the argument that holds them.
     """
     functional = getattr(model, "_functional", None) or model  # of a Sequential
     inputs = getattr(functional, "_inputs", None)
@@ -29,8 +30,9 @@ def check_tokens(model, x):
             least, most = (edge(np.asarray(read)) for edge in (np.min, np.max))
             if not (_names_a_row(least, layer.input_dim) and _names_a_row(most, layer.input_dim)):
                 raise ValueError(
-                    f"x has tokens from {least:g} to {most:g}, and the Embedding {layer.name!r} "
-                    f"has input_dim={layer.input_dim}: number the tokens 0..{layer.input_dim - 1}."
+                    f"{name} has tokens from {least:g} to {most:g}, and the Embedding "
+                    f"{layer.name!r} has input_dim={layer.input_dim}: number the tokens "
+                    f"0..{layer.input_dim - 1}."
                 )
 
 
