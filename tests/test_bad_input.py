@@ -221,7 +221,6 @@ def test_losses_that_reduce_the_batch(loss):
         ({"class_weight": {1: np.inf}}, ValueError, r"class_weight\[1\]=inf"),
         ({"class_weight": {1: "a"}}, ValueError, r"class_weight\[1\]='a'"),
         ({"class_weight": {0: 1.0, 7: 3.0}}, ValueError, "class_weight has labels from 0 to 7"),
-        ({"class_weight": {0: 0, 1: 0, 2: 0}}, ValueError, "every record with the weight 0"),
     ],
 )
 def test_data(arguments, error, match):

@@ -291,11 +291,6 @@ class DPModel(keras.Model):
                 )
             if class_weight is not None:
                 sample_weight = fit_arguments.class_weights(y, class_weight, sample_weight)
-                if not sample_weight.any():
-                    raise ValueError(
-                        f"class_weight={class_weight} leaves every record with the weight 0: give "
-                        "weights above 0 to the classes to learn from."
-                    )
             lots = fit_arguments.lots_from_arrays(
                 x, y, sample_weight, batch_size, self.optimizer, self.distribute_strategy
             )
