@@ -9,7 +9,7 @@ import tensorflow as tf
 from cases import SHAPES, advance, make, make_variables, random_grads
 
 import tf_adadp as dp
-from tf_adadp import priors
+from tf_adadp import noise, priors
 from tf_adadp.optimizers.priors.base import FLOOR
 
 
@@ -328,3 +328,29 @@ def test_feeding_the_noisy_gradient_back_would_diverge():
             noisy = rng.normal(size=m) * beta * sigma * np.sqrt(m * prior) / lot
             prior = 0.9 * prior + 0.1 * noisy**2
     assert not np.all(prior < 1e100)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_sums_kept_over_releases_get_the_noise_of_their_set(monkeypatch, kept):
+    """Under the noise of the next set one record reaches more than the 1/σ* that is charged."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, use_bias=False)])
+    optimizer = dp.ADADP(noise_multiplier=1.0, prior_decay=0.0, warmup_steps=0)
+    optimizer.build(model.trainable_variables)
+    stddevs = []
+    draw = noise.add_gaussian
+
+    def watched(values, s, *args, **kwargs):
+        stddevs[:] = [np.broadcast_to(b, v.shape) for b, v in zip(s, values, strict=True)]
+        return draw(values, s, *args, **kwargs)
+
+    monkeypatch.setattr(noise, "add_gaussian", watched)
+    lot = dp.make_lot(np.float32([[30, 0, 0, 0]]), np.full((1, 6), 1e3, np.float32), None, 8)
+    loss = keras.losses.MeanSquaredError()
+    stale = dp.clipped_sum(model, loss, lot, optimizer)
+    for _ in range(3):  # of other coordinates, for which the noise becomes larger
+        optimizer.apply_private(
+            [tf.constant([[0.0], [90.0], [0.0], [0.0]]) + tf.zeros([4, 6])], 10.0
+        )
+    optimizer.apply_private(stale if kept else list(stale), 10.0)
+    moved = np.linalg.norm(stale[0].numpy() / stddevs[0])
+    assert (moved <= 1 + 1e-5) == kept

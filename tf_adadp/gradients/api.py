@@ -217,7 +217,7 @@ def clipped_sum(
         gradient_engine: as in `DPModel`.
 
     Returns:
-        List of float32 tensors, one per trainable variable. RAW: pass it to
+        `ClippedSums`, a list of float32 tensors, one per trainable variable. RAW: pass it to
         `optimizer.apply_private(sums, expected_lot_size)` and nowhere else.
 
     Under a `tf.distribute` strategy, call it in `Strategy.run` with each replica's share of the lot
@@ -263,9 +263,10 @@ def clipped_sum(
         microbatch_size=k,
         augmentation_multiplicity=optimizer.augmentation_multiplicity,
     )
+    clipping_set = optimizer.clipping_set()
     sums, _ = engine.clipped_sum(
         lot,
-        optimizer.clipping_set(),
+        clipping_set,
         optimizer.example_seed(),
         microbatch_size=k,
         augmentation_multiplicity=optimizer.augmentation_multiplicity,
@@ -273,7 +274,19 @@ def clipped_sum(
         if k > 1
         else None,
     )
-    return sums
+    return ClippedSums(sums, clipping_set)
+
+
+class ClippedSums(list):
+    """The tensors of a clipped sum, with the set that they were clipped to.
+
+    The noise has to fit that set, whatever an adaptive optimizer releases in between. Where the
+    list is taken apart, or leaves a `tf.function`, the set is forgotten.
+    """
+
+    def __init__(self, sums=(), clipping_set=None):
+        super().__init__(sums)
+        self.clipping_set = clipping_set
 
 
 def _compiles_well(layers):

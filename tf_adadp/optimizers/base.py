@@ -494,7 +494,8 @@ class DPOptimizer:
         """Adds the noise to a clipped sum and takes one step with the result.
 
         Args:
-            sums: what a clipped sum over `clipping_set()` returned for one whole lot.
+            sums: what `clipped_sum` returned for one whole lot; or a plain list, whose set has to
+                be the `clipping_set()` of now: it must not be older than the last release.
             expected_lot_size: L, a public constant: the mean of the lot size's law.
             regularization_gradients: gradients of losses that depend on the weights alone, added
                 after the noise; a list with None where there is none.
@@ -513,7 +514,8 @@ class DPOptimizer:
 
     def _release(self, sums, expected_lot_size):
         """g̃, from the noisy mean and the public constant a."""
-        clipping_set = _SET_OF_STEP.get() or self.clipping_set()
+        made_with = _SET_OF_STEP.get() or getattr(sums, "clipping_set", None)
+        clipping_set = made_with or self.clipping_set()
         released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
         self._observe(released, stddevs)
         if clipping_set.center is not None:
