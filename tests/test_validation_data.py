@@ -171,6 +171,30 @@ def test_tokens_without_a_row():
     assert "val_loss" in fit(private, (tokens.astype(np.int8), Y), x=tokens)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"validation_freq": 0}, "validation_freq=0"),
+        ({"validation_freq": (1, 2)}, r"validation_freq=\(1, 2\): .* or a list of epochs"),
+        ({"validation_freq": [1, 0]}, r"validation_freq=\[1, 0\]"),
+        ({"validation_steps": 1.5}, "validation_steps=1.5"),
+        ({"validation_steps": 0}, "validation_steps=0"),
+        ({"validation_batch_size": -3}, "validation_batch_size=-3"),
+        ({"validation_data": dataset(X, Y).batch(9).repeat()}, "without an end.*validation_steps"),
+    ],
+)
+def test_numbers_of_evaluations_that_are_none(arguments, match):
+    private = private_model()
+    with pytest.raises(ValueError, match=match):
+        fit(private, **{"validation_data": (X, Y), **arguments})
+    assert private.ledger.steps == 0
+
+
+def test_evaluations_at_some_epochs():
+    history = fit(private_model(), (X, Y), epochs=3, validation_freq=[2, 3])
+    assert len(history["val_loss"]) == 2
+
+
 @pytest.mark.parametrize("sizes", [{}, {"validation_batch_size": 20}])
 def test_validation_steps_cover_the_records_that_keras_covers(sizes, recwarn):
     private = private_model()

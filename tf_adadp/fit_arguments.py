@@ -105,6 +105,27 @@ def check_epochs(epochs, initial_epoch, steps_per_epoch):
         )
 
 
+def check_evaluations(data, batch_size, steps, frequency):
+    """Refuses what says how often, and on how much, to evaluate, and says neither."""
+    for name, value in (("validation_batch_size", batch_size), ("validation_steps", steps)):
+        if value is not None:
+            check_integer(name, value, "an integer of at least 1, or None", at_least=1)
+    for epoch in frequency if isinstance(frequency, list) else [frequency]:
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1:
+            raise ValueError(
+                f"validation_freq={frequency!r}: give every how many epochs to evaluate, an "
+                "integer of at least 1, or a list of epochs, counted from 1."
+            )
+    endless = (
+        isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
+    )
+    if endless and steps is None:
+        raise ValueError(
+            "validation_data is a dataset without an end: give validation_steps, the batches to "
+            "evaluate."
+        )
+
+
 def check_workers(strategy, lots, epochs, steps_per_epoch):
     """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
     if type(lots) is not PoissonLots:

@@ -269,6 +269,9 @@ class DPModel(keras.Model):
         self._assert_compile_called("fit")
         self._refuse_nested("fit")
         fit_arguments.check_epochs(epochs, initial_epoch, steps_per_epoch)
+        fit_arguments.check_evaluations(
+            validation_data, validation_batch_size, validation_steps, validation_freq
+        )
         if not shuffle:
             raise ValueError(
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
