@@ -332,7 +332,7 @@ class DPModel(keras.Model):
         self._warn_of_raw_metrics()
         if not validation_batch_size:
             if validation_steps is None:
-                validation_batch_size = min(256, lots.num_examples)
+                validation_batch_size = min(256, lots.num_examples or 256)
             elif batch_size is not None:  # the steps are to cover the records that Keras's do
                 validation_batch_size = math.ceil(batch_size)
         with self._run.fitting(callbacks):
