@@ -187,12 +187,26 @@ PARTS = {
     "layer as activation": lambda: L.Dense(3, activation=InCall(when_loud)),
     "stateful": lambda: L.LSTM(3, stateful=True),
     "einsum": lambda: L.EinsumDense("bi,bo->io", 3),
+    "bias of a place": lambda: L.EinsumDense("bi,io->bo", 3, bias_axes="b"),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_layers_that_may_mix_do_not_run_on_batches(name):
     assert ghost.mixing_reason(PARTS[name]()) is not None
+
+
+def test_constants_with_rows_of_their_own_do_not_meet_batches():
+    """Added to a batch of as many rows: which row an example gets depends on the others."""
+    x = keras.Input((4,))
+    for constant, mixes in (
+        (np.ones((3, 4), np.float32), True),
+        (np.ones((1, 4), np.float32), False),
+        (np.ones(4, np.float32), False),
+        (2.0, False),
+    ):
+        model = keras.Model(x, L.Dense(2)(x * constant))
+        assert (ghost.mixing_reason(model) is not None) == mixes
 
 
 def test_a_layer_with_a_mask_of_its_own_is_left_to_the_plain_engine():

@@ -10,6 +10,7 @@ which cannot mix them, whatever it does. Known is a class on tensors of known ra
 import inspect
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
@@ -112,8 +113,8 @@ def mixing_reason(layer, has_rule=False):
     for name, axes in example_axes(layer):
         if not all(a == -1 or a > 0 for a in axes):
             return f"has {name}={getattr(layer, name)}"
-    if base is keras.layers.EinsumDense and not _keeps_batch(layer.equation):
-        return f"has equation={layer.equation!r}"
+    if base is keras.layers.EinsumDense and not _keeps_batch(layer.equation, layer.bias_axes):
+        return f"has equation={layer.equation!r} and bias_axes={layer.bias_axes!r}"
     if has_rule:
         return None
     if not all(_is_known_activation(a) for a in _activations(layer)):
@@ -184,11 +185,12 @@ def _is_known_activation(activation):
     )
 
 
-def _keeps_batch(equation):
-    """Whether the first axis of an EinsumDense's inputs is that of its outputs, and no other."""
+def _keeps_batch(equation, bias_axes):
+    """Whether the first axis of an EinsumDense's inputs is that of its outputs alone."""
     inputs, outputs = equation.replace(" ", "").split("->")
     inputs, weights = inputs.split(",")
-    return inputs[0] == outputs[0] and inputs[0] not in weights
+    batch = inputs[0]
+    return batch == outputs[0] and batch not in weights and batch not in (bias_axes or "")
 
 
 def _mixing_operation(model):
@@ -208,10 +210,16 @@ def _mixing_operation(model):
 
 
 def _same_rank(args):
-    """Whether no argument is broadcast along the batch axis of another."""
-    ranks = [len(a.shape) for a in args if isinstance(a, keras.KerasTensor)]
-    others = [len(getattr(a, "shape", ())) for a in args if not isinstance(a, keras.KerasTensor)]
-    return len(set(ranks)) == 1 and all(r <= ranks[0] for r in others)
+    """Whether no argument is broadcast along the batch axis of another.
+
+    Nor has a constant rows of its own: what an example meets would depend on its place.
+    """
+    ranks = {len(a.shape) for a in args if isinstance(a, keras.KerasTensor)}
+    constants = [np.shape(a) for a in args if not isinstance(a, keras.KerasTensor)]
+    if len(ranks) != 1:
+        return False
+    (rank,) = ranks
+    return all(len(s) < rank or (len(s) == rank and s[0] == 1) for s in constants)
 
 
 def _takes_whole_batch(key):
