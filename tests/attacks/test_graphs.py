@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import data
 
 import tf_adadp as dp
+from tf_adadp.gradients.example_graph import _may_keep
 
 L = keras.layers
 
@@ -117,6 +118,23 @@ def test_state_kept_outside_of_variables(tmp_path, keep, engine):
         model.fit(x, np.arange(12) % 3, batch_size=6, verbose=0)
     assert model.ledger.steps == 0
     assert path.read_text() == "0"
+
+
+def test_what_writes_by_its_name_may_keep_and_what_reads_does_not():
+    """TensorFlow 1's tables, queues and variables among them, which no operation calls stateful."""
+    for name in (
+        "Assign", "AssignAdd", "AssignSub", "AssignVariableOp", "BarrierInsertMany",
+        "LookupTableImport", "LookupTableInsert", "LookupTableInsertV2", "LookupTableRemoveV2",
+        "MapStage", "OrderedMapStage", "QueueEnqueue", "QueueEnqueueManyV2",
+        "ResourceApplyAdam", "ResourceScatterAdd", "ResourceStridedSliceAssign", "ScatterUpdate",
+        "Stage", "StackPush", "StackPushV2", "WriteFile",
+    ):  # fmt: skip
+        assert _may_keep(name), name
+    for name in (
+        "LookupTableFindV2", "MatMul", "RandomUniform", "ReadVariableOp", "ResourceGather",
+        "StatefulPartitionedCall", "StatelessWhile", "TensorArrayWriteV3", "While", "a_function",
+    ):  # fmt: skip
+        assert not _may_keep(name), name
 
 
 def test_records_of_unequal_numbers_of_words():

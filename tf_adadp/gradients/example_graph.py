@@ -131,8 +131,10 @@ def _may_keep(operation):
     """Whether an operation, by its name, may keep what it was given."""
     definition = op_def_registry.get(operation)
     # None for functions, whose own operations are looked at.
-    stateful = definition is not None and definition.is_stateful
-    return stateful and not operation.startswith(_KEEPS_NOTHING)
+    if definition is None or operation.startswith(_KEEPS_NOTHING):
+        return False
+    # Those of TensorFlow 1 are not called stateful: they take what they write by reference.
+    return definition.is_stateful or any(given.is_ref for given in definition.input_arg)
 
 
 def _nodes(traced):
