@@ -48,8 +48,8 @@ def test_the_law_is_marked_as_declared_and_gives_the_sizes():
     assert DeclaredLots(numbers(3), LAW, steps_per_epoch=7).steps_per_epoch == 7
 
 
-def test_the_dataset_is_one_stream_and_is_repeated():
-    lots = DeclaredLots(numbers(1, 2), LAW)
+def test_a_dataset_that_resamples_is_one_stream_and_is_repeated():
+    lots = DeclaredLots(numbers(1, 2), LAW, resamples=True)
     one, two = [0], [1, 2]
     assert ids(lots.take(3, 4)) == [one, two, one]
     assert ids(lots.as_dataset(4, num_lots=2)) == [two, one]

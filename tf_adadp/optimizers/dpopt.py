@@ -137,7 +137,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self.variant = variant
         # A stream of its own also where there is a seed.
         self._direction_key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
-        self._in_private_step = False
+        self._in_step = False
 
     def _build_private(self, variables):
         self._check_directions(variables)
@@ -189,7 +189,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         ]
         return sets.Box(bounds, self.importances())
 
-    def private_step(
+    def step_on_lot(
         self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
     ):
         """One step; "budgeted" directions are released first, from the same lot."""
@@ -198,9 +198,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             seed = self.example_seed()
             sums, _ = self._clipped_sum(engine, lot, ball, seed, expected_lot_size)
             self._release_directions(sums)
-        self._in_private_step = True
+        self._in_step = True
         try:
-            return super().private_step(
+            return super().step_on_lot(
                 engine,
                 lot,
                 expected_lot_size,
@@ -208,16 +208,15 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
                 regularization_gradients=regularization_gradients,
             )
         finally:
-            self._in_private_step = False
+            self._in_step = False
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
         """See `DPOptimizer.apply_private`; part of `private_step` where directions are budgeted."""
-        if self.directions == "budgeted" and not self._in_private_step:
+        if self.directions == "budgeted" and not self._in_step:
             raise RuntimeError(
                 'directions="budgeted" are released from the same lot, before its sum is clipped: '
-                "call `optimizer.private_step(engine, lot, expected_lot_size)` in place of "
-                "clipped_sum and apply_private."
+                "call tf_adadp.private_step in place of clipped_sum and apply_private."
             )
         super().apply_private(sums, expected_lot_size, regularization_gradients)
 
