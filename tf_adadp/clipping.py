@@ -113,9 +113,10 @@ class ClippingSet(abc.ABC):
                 outside [0, 1], NaN included, are pulled in: a larger one would be a sensitivity.
 
         Returns:
-            `ClippedSums` of this set: float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row with a non-finite
-            entry in any variable contributes exactly 0, and so does one whose norm, of g or for
-            an ellipsoid of (g − a)/b, overflows float32 (its square does, above 1.8·10¹⁹).
+            `ClippedSums` of this set: float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row
+            with a non-finite entry in any variable contributes exactly 0, and so does one whose
+            norm, of g or for an ellipsoid of (g − a)/b, overflows float32 (its square does, above
+            1.8·10¹⁹).
         """
 
     @abc.abstractmethod

@@ -235,7 +235,7 @@ class DPModel(keras.Model):
     def get_compile_config(self):
         """Keras's compile configuration, with the arguments that differ as they were given."""
         config = super().get_compile_config()
-        if config is not None:
+        if config:  # compiled
             released = self._released_metrics
             config["jit_compile"] = self._body_jit_compile
             config["released_metrics"] = keras.saving.serialize_keras_object(released)

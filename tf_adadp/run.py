@@ -130,4 +130,3 @@ class Run:
 
 def _endless(count):
     """Lots that never end."""
-

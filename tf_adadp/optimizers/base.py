@@ -401,8 +401,8 @@ class DPOptimizer:
         releases_per_lot=1,
     ):
         """Writes what `charge` writes, and pays for no release: for what is only announced."""
-        event = self._joint_event(law, releases_per_lot)
-        for event, count in law.charges(event, steps, position):
+        of_step = self._joint_event(law, releases_per_lot)
+        for event, count in law.charges(of_step, steps, position):
             ledger.add(
                 event,
                 count,

@@ -13,7 +13,6 @@ from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_
 from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sources import batch_spec, leaf_dtype, leaf_names, padding
 
-
 _EMPTY = "dataset is empty. It must have at least one batch."
 _ENDED = (
     "dataset came to its end after {} batches. Reading it again would use the same lots twice, and "

@@ -31,6 +31,12 @@ _PASS_ON = {
     "_Retval",
 }
 
+_FIX = (
+    "Give the records to lots that sample them: PoissonLots(x, y, expected_size=...), or "
+    "FixedSizeLots or ShuffledLots where all lots are to have one size. x and y can be arrays, or "
+    "x a source with __len__ and __getitem__."
+)
+
 
 class ContradictedLaw(ValueError):
     """The lots drawn so far are not what the declared law draws."""
@@ -80,15 +86,8 @@ class SizeCheck:
             raise ContradictedLaw(
                 f"the last {self._run} batches of dataset have {size} rows each, and by its law, "
                 f"{self._law.describe()}, a lot has so many with probability {probability:.3g}. "
-                "Batches of one size are no Poisson lots. " + WAY_OUT
+                "Batches of one size are no Poisson lots. " + _FIX
             )
-
-
-WAY_OUT = (
-    "Give the records to lots that sample them: PoissonLots(x, y, expected_size=...), or "
-    "FixedSizeLots or ShuffledLots where all lots are to have one size; x and y can be arrays, or x "
-    "a source with __len__ and __getitem__."
-)
 
 
 def check_batch_size(dataset, law):
@@ -106,7 +105,7 @@ def check_batch_size(dataset, law):
     if probability is not None and probability < 1:
         raise ValueError(
             f"dataset is cut into batches of {size}, and that is not {law.describe()}, as declared."
-            f" Lots of that law {'vary in size' if probability else 'have another size'}. {WAY_OUT}"
+            f" Lots of that law {'vary in size' if probability else 'have another size'}. {_FIX}"
         )
 
 
