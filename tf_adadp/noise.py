@@ -47,11 +47,14 @@ import secrets
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import _process
+from tf_adadp import _process, replicas
 from tf_adadp.flat_groups import FlatGroups
 
 _GRID_BITS = 24
 _LARGEST_MULTIPLE = 2.0**52  # with the noise still an exact float64
+# What RngReadAndSkip, at a delta of 1, adds to a Philox counter. Generators that TensorFlow saves
+# rely on it, so it is the same on every device and in every version.
+_SKIP = 256
 
 
 def stream(key, step, index):
@@ -234,9 +237,10 @@ class SecretKey:
         self.__seed = seed
         with tf.init_scope():
             self.__key = tf.Variable(new_key(seed), trainable=False)
-            # Each replica counts in its own copy, all alike, also inside loops.
+            # Each replica counts in its own copy, all alike, also inside loops. The form is that
+            # of a Philox generator's state, whose counter can be read and advanced in one.
             self.__releases = tf.Variable(
-                tf.zeros([], tf.int64),
+                tf.zeros([3], tf.int64),
                 trainable=False,
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -261,10 +265,12 @@ class SecretKey:
             RuntimeError: in a child of `os.fork`, as `key` and `next_step`.
         """
         self.check_process()
-        return int(self.__releases.numpy())  # a distributed variable has no int()
+        return int(self.__releases.numpy()[0]) // _SKIP
 
     def next_step(self):
         """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …
+
+        Any number of threads may call it, eagerly or in graphs: each call gets another number.
 
         Raises:
             RuntimeError: under a `tf.distribute` strategy that this holder was not made in: each
@@ -272,15 +278,26 @@ class SecretKey:
         """
         self.check_process()
         strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync > 1 and not strategy.extended.variable_created_in_scope(
-            self.__releases
-        ):
+        made_here = strategy.extended.variable_created_in_scope(self.__releases)
+        if strategy.num_replicas_in_sync > 1 and not made_here:
             raise RuntimeError(
                 f"the noise key was not made under this {type(strategy).__name__}, so its replicas "
                 "would draw different noise: create the optimizer inside `strategy.scope()`."
             )
-        self.__releases.assign_add(1)
-        return tf.convert_to_tensor(self.__releases)
+        if made_here and tf.distribute.get_replica_context() is not None:
+            counters = [self.__releases]  # this replica's
+        else:
+            counters = replicas.copies(self.__releases)
+        # One operation, because another thread may count between an addition and a read.
+        before = [
+            tf.raw_ops.RngReadAndSkip(
+                resource=counter.handle,
+                alg=tf.random.Algorithm.PHILOX.value,
+                delta=tf.ones([], tf.uint64),
+            )
+            for counter in counters
+        ]
+        return before[0][0] // _SKIP + 1
 
     def check_process(self):
         """Raises a RuntimeError in a child of `os.fork`, which must not use the parent's key."""
@@ -314,7 +331,7 @@ class SecretKey:
         """Goes on under a key that `hand_over` gave, after as many releases."""
         self.check_process()
         self.__key.assign(key)
-        self.__releases.assign(releases)
+        self.__releases.assign([releases * _SKIP, 0, 0])
 
     def __repr__(self):
         return f"SecretKey(reproducible={self.reproducible})"
