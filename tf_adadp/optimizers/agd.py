@@ -94,7 +94,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
     moves_every_step = False
     # Also of subclasses: the budget counts what any of them released about the same weights.
     ledger_origin = "AGD"
-    _read_only = DPOptimizer._read_only | {*_ARGUMENTS}
 
     def __init__(
         self,

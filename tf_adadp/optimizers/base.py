@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import inspect
 import math
 import numbers
 
@@ -13,41 +14,6 @@ from tf_adadp import __version__, clipping, noise, replicas
 from tf_adadp.checks import check_bool, check_integer, check_number
 from tf_adadp.weights_ledger import OPTIMIZERS_TAG, note_charged
 
-# Baked into traced graphs and charged by: a later change would release with one and charge another.
-_READ_ONLY = {
-    "noise_multiplier",
-    "l2_norm_clip",
-    "_l2_norm_clip",
-    "automatic_clipping",
-    "microbatch_size",
-    "augmentation_multiplicity",
-    "seed",
-    "allow_no_noise",
-    "secure_noise",
-    "clipping",
-    "prior",
-    "warmup_steps",
-    "local_clip_factor",
-    "prior_decay",
-    "prior_exponent",
-    "local_clip_threshold",
-    "scale_step",
-    "scale",
-    "center_decay",
-    "variance_decay",
-    "min_variance",
-    "max_variance",
-    "directions",
-    "direction_noise_multiplier",
-    "direction_decay",
-    "pruning",
-    "variant",
-    "energy_noise_multiplier",
-    "energy_clip",
-    "initial_temperature",
-    "rejection_threshold",
-    "energy_batch_size",
-}
 _CHARGED = ("event", "record", "charge", "private_step")  # see `covers_metrics`
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 # The set of the `private_step` that runs, in the thread of its replica.
@@ -74,8 +40,9 @@ class DPOptimizer:
     law's class states its own.
 
     A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
-    outside `apply_private`, before any weight changes. What sets the privacy is read-only: for
-    another noise_multiplier make another optimizer and compile again.
+    outside `apply_private`, before any weight changes. What sets the privacy is read-only: every
+    argument x that a class or mixin names in its `__init__` beside those of its Keras optimizer, as
+    the attributes x and _x. For another noise_multiplier make another optimizer and compile again.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
@@ -106,7 +73,7 @@ class DPOptimizer:
         ValueError: on an argument that is missing, of the wrong type or out of range.
     """
 
-    _read_only = frozenset(_READ_ONLY)
+    _read_only = frozenset()  # set at the end of this module and for every subclass
     moves_every_step = True  # False where a step may leave the weights as they were
     distributable = True  # False where branches hold what replicas do together
     # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
@@ -195,6 +162,7 @@ class DPOptimizer:
                     f"class {cls.__name__}: {base.__name__} comes before DPOptimizer, and would "
                     f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
                 )
+        cls._read_only = _read_only_names(cls)
 
     @property
     def l2_norm_clip(self):
@@ -213,13 +181,16 @@ class DPOptimizer:
             raise AttributeError(
                 f"{name} of a {type(self).__name__} is read-only: graphs that release with "
                 f"{getattr(self, name)!r} may be traced already. Make a new optimizer with "
-                f"{name}={value!r} and compile again."
+                f"{name.removeprefix('_')}={value!r} and compile again."
             )
         super().__setattr__(name, value)
 
     def __delattr__(self, name):
         if name in self._read_only:
-            raise AttributeError(f"{name} of a {type(self).__name__} is read-only.")
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} is read-only: what it releases and is charged "
+                "for follows from it. Make a new optimizer and compile again."
+            )
         super().__delattr__(name)
 
     def _check_clip(self, l2_norm_clip):
@@ -708,3 +679,33 @@ def _is_finite_number(value):
 
 def _path(variable):
     return getattr(variable, "path", None) or variable.name
+
+
+def _read_only_names(cls):
+    """The arguments of a class and its bases that their Keras optimizers do not have, as x and _x.
+
+    Those are baked into traced graphs and charged by: a later change would release with one value
+    and charge another.
+    """
+    names = set()
+    for base in cls.__mro__:
+        parents = [
+            parent
+            for parent in base.__mro__
+            if issubclass(parent, keras.optimizers.Optimizer)
+            and not issubclass(parent, DPOptimizer)
+        ]
+        parents = {p for parent in (*parents, keras.optimizers.Optimizer) for p in parent.__mro__}
+        if base not in parents:
+            names |= _arguments(base).difference(*map(_arguments, parents))
+    return frozenset(names | {f"_{name}" for name in names})
+
+
+def _arguments(cls):
+    """The names of the arguments of the `__init__` that a class has of its own."""
+    own = vars(cls).get("__init__")
+    parameters = [] if own is None else list(inspect.signature(own).parameters.values())[1:]
+    return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+DPOptimizer._read_only = _read_only_names(DPOptimizer)
