@@ -276,6 +276,13 @@ def test_keys_are_fresh_or_come_from_the_seed():
     assert len({noise.new_key().tobytes() for _ in range(100)}) == 100
     np.testing.assert_array_equal(noise.new_key(5), noise.new_key(np.int32(5)))
     assert len({noise.new_key(s).tobytes() for s in range(-50, 50)}) == 100
+    purposes = [None, "", "None", "noise", "examples"]
+    assert len({noise.new_key(5, p).tobytes() for p in purposes}) == len(purposes)
+    np.testing.assert_array_equal(noise.new_key(5, "examples"), noise.new_key(5, "examples"))
+
+
+def test_the_noise_of_a_seed_is_that_of_earlier_versions():
+    assert noise.new_key(7).tolist() == [1970907750336564409, 7217242409789070811]
 
 
 @pytest.mark.parametrize("seed", [1.5, "5", True])
@@ -409,6 +416,8 @@ def test_copies_have_a_key_of_their_own(copied):
     assert not set(_words(copied(secret))) & set(_words(secret))
     assert not _shows(pickle.dumps(secret), _words(secret))
     assert _words(copied(noise.SecretKey(3))) == _words(noise.SecretKey(3))
+    again = copied(noise.SecretKey(3, "examples"))
+    assert _words(again) == _words(noise.SecretKey(3, "examples")) != _words(noise.SecretKey(3))
 
 
 def test_nothing_is_printed():

@@ -195,12 +195,14 @@ def _power_of_two(stddev):
     return tf.bitcast(exponent, tf.float64)
 
 
-def new_key(seed=None):
+def new_key(seed=None, purpose=None):
     """A fresh key, int64 [2] (128 bits), from the operating system's entropy.
 
     Args:
         seed: for tests only: an int from which the key is derived (SHA-256) instead. Whoever knows
             it can subtract the noise.
+        purpose: a name that is hashed with the seed, so that keys of one seed for several purposes
+            are unrelated; None for the noise of gradients.
 
     Raises:
         ValueError: seed is not None and not an int.
@@ -208,7 +210,8 @@ def new_key(seed=None):
     if seed is None:
         drawn = secrets.token_bytes(16)
     elif isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        drawn = hashlib.sha256(repr(("tf_adadp", int(seed))).encode()).digest()[:16]
+        names = ("tf_adadp", int(seed)) + (() if purpose is None else (purpose,))
+        drawn = hashlib.sha256(repr(names).encode()).digest()[:16]
     else:
         raise ValueError(f"seed={seed!r}: give an integer, or None for secret noise.")
     return np.frombuffer(drawn, dtype="<i8").astype(np.int64)
@@ -219,24 +222,26 @@ class SecretKey:
 
     It is no `tf.Module`, no Keras object and no container, so checkpoints, Keras files, configs and
     variable lists of an object that holds it pass it by; it prints nothing; a copy, deep copy or
-    pickle of it is a holder of a NEW key (of the same seed, where there is one). After `os.fork` it
-    serves the parent alone: the child would draw the same noise, which then cancels between the
-    releases of the two.
+    pickle of it is a holder of a NEW key (of the same seed and purpose, where there is a seed).
+    After `os.fork` it serves the parent alone: the child would draw the same noise, which then
+    cancels between the releases of the two.
 
     Make it where the model's variables are made (under a `tf.distribute` strategy: in its scope).
 
     Args:
         seed: None, or an int for reproducible noise, see `new_key`. A new holder of the same seed
-            starts over, with the same noise.
+            and purpose starts over, with the same noise.
+        purpose: what the key is for, see `new_key`. Two holders that one seed is given to, and that
+            draw at the same steps, need different purposes.
     """
 
-    __slots__ = ("__key", "__process", "__releases", "__seed", "__weakref__")
+    __slots__ = ("__key", "__process", "__purpose", "__releases", "__seed", "__weakref__")
 
-    def __init__(self, seed=None):
+    def __init__(self, seed=None, purpose=None):
         self.__process = _process.token()
-        self.__seed = seed
+        self.__seed, self.__purpose = seed, purpose
         with tf.init_scope():
-            self.__key = tf.Variable(new_key(seed), trainable=False)
+            self.__key = tf.Variable(new_key(seed, purpose), trainable=False)
             # Each replica counts in its own copy, all alike, also inside loops. The form is that
             # of a Philox generator's state, whose counter can be read and advanced in one.
             self.__releases = tf.Variable(
@@ -337,4 +342,4 @@ class SecretKey:
         return f"SecretKey(reproducible={self.reproducible})"
 
     def __reduce__(self):
-        return SecretKey, (self.__seed,)
+        return SecretKey, (self.__seed, self.__purpose)

@@ -154,8 +154,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         )
         self.variant = check_choice("variant", variant, ("sound", "printed"))
         self._exact = exact
-        # A stream of its own: the noise of scores has nothing to do with that of gradients.
-        self._selection_key = noise.SecretKey(None if seed is None else int(seed) + 2**64)
+        self._selection_key = noise.SecretKey(self.seed, "selection")
 
     def _build_private(self, variables):
         def scalar(name, dtype):

@@ -149,7 +149,7 @@ class DPOptimizer:
             clipping.L2Ball(1.0, gamma=automatic_clipping)  # checks the range
         self.automatic_clipping = automatic_clipping
         self._noise_key = noise.SecretKey(self.seed)
-        self._example_key = noise.SecretKey(self.seed)
+        self._example_key = noise.SecretKey(self.seed, "examples")
         self._charged_releases = 0
         self._metrics_noise_multiplier = None
         self._build_failed = False

@@ -89,7 +89,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         prior_exponent=None,
         momentum=0.0,
         nesterov=False,
-        seed=None,
         **kwargs,
     ):
         check_choice("variant", variant, ("sound", "printed"))
@@ -127,7 +126,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             local_clip_threshold=0.0,
             momentum=momentum,
             nesterov=nesterov,
-            seed=seed,
             **kwargs,
         )
         self.directions = directions
@@ -135,8 +133,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self.direction_decay = direction_decay
         self.pruning = pruning
         self.variant = variant
-        # A stream of its own also where there is a seed.
-        self._direction_key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
+        self._direction_key = noise.SecretKey(self.seed, "directions")
         self._in_private_step = False
 
     def _build_private(self, variables):

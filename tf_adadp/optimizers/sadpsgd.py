@@ -158,7 +158,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.energy_noise_multiplier = energy_noise_multiplier
         self.energy_clip = energy_clip
         self.variant = variant
-        self._annealing_key = noise.SecretKey(self.seed)
+        self._annealing_key = noise.SecretKey(self.seed, "annealing")
         self._annealing = _Annealing()
         if energy_data is not _SET_LATER:
             if not isinstance(energy_data, (tuple, list)) or len(energy_data) not in (2, 3):
