@@ -46,8 +46,9 @@ class DPOptimizer:
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
-        noise_multiplier: σ* > 0, noise std over sensitivity. No default: it sets the privacy.
-            0 only with `allow_no_noise=True`, charged ε = ∞.
+        noise_multiplier: σ* > 0, noise std over sensitivity. It sets the privacy, so there is no
+            default: with None the optimizer can be made and saved, and whatever would release,
+            charge or compile with it raises. 0 only with `allow_no_noise=True`, charged ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
             longest prefix wins and every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
@@ -85,7 +86,7 @@ class DPOptimizer:
         self,
         learning_rate=None,
         *,
-        noise_multiplier,
+        noise_multiplier=None,
         l2_norm_clip=1.0,
         automatic_clipping=None,
         microbatch_size=1,
@@ -125,15 +126,14 @@ class DPOptimizer:
                     f"{name}={keras_arguments[name]!r} is not private in {type(self).__name__}: it "
                     f"would act on the noise. Instead, {way_out}."
                 )
-        if isinstance(learning_rate, numbers.Real) and not math.isfinite(learning_rate):
-            raise ValueError(
-                f"learning_rate={learning_rate!r}: give a finite number or a Keras schedule; every "
-                "step would be charged, and leave weights that are no numbers."
+        if isinstance(learning_rate, (numbers.Real, np.bool_)):
+            learning_rate = check_number(  # Keras takes Python's own floats alone
+                "learning_rate", learning_rate, "a finite number or a Keras schedule"
             )
         if learning_rate is not None:
             keras_arguments["learning_rate"] = learning_rate
         super().__init__(**keras_arguments)
-        self.noise_multiplier = float(noise_multiplier)
+        self.noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self.microbatch_size = microbatch_size
         self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
@@ -163,6 +163,17 @@ class DPOptimizer:
                     f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
                 )
         cls._read_only = _read_only_names(cls)
+
+    def _require_noise_multiplier(self):
+        """Raises a ValueError for an optimizer that was made without noise_multiplier."""
+        if self.noise_multiplier is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} was made without noise_multiplier, which sets the privacy. Make it as "
+                f"{name}(noise_multiplier=σ); for a budget, σ = "
+                "tf_adadp.accounting.calibrate_noise_multiplier(target_epsilon=2.0, delta=1e-5, "
+                "sampling_probability=256 / 60000, steps=2000)."
+            )
 
     @property
     def l2_norm_clip(self):
@@ -261,6 +272,7 @@ class DPOptimizer:
 
         Of a whole pass, where the law pays by the pass; `law.charges` spreads it over steps.
         """
+        self._require_noise_multiplier()
         return self._sum_event(law, self.noise_multiplier)
 
     def _sum_event(self, law, noise_multiplier):
@@ -322,6 +334,7 @@ class DPOptimizer:
 
     def record(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
         """Writes what `charge` writes, and pays for no release: for what is only announced."""
+        self._require_noise_multiplier()
         for event, count in law.charges(self.event(law), steps, position):
             ledger.add(
                 event,
@@ -439,6 +452,7 @@ class DPOptimizer:
 
     def _clipped_sum(self, engine, lot, clipping_set, seed, expected_lot_size, on_batch=None):
         """The engine's `clipped_sum` with this optimizer's microbatches and copies."""
+        self._require_noise_multiplier()
         return engine.clipped_sum(
             lot,
             clipping_set,
@@ -495,6 +509,7 @@ class DPOptimizer:
 
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """What the step is charged for: the sums with noise, over L; and the noise's std."""
+        self._require_noise_multiplier()
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
@@ -517,6 +532,7 @@ class DPOptimizer:
 
         noise_multiplier: that of these stddevs, where it is another than the optimizer's.
         """
+        self._require_noise_multiplier()
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
         if self.noise_multiplier > 0:
@@ -661,6 +677,8 @@ def _refuse_raw_gradients(optimizer):
 
 
 def _check_noise_multiplier(noise_multiplier, allow_no_noise):
+    if noise_multiplier is None:
+        return  # see `_require_noise_multiplier`
     if not _is_finite_number(noise_multiplier) or noise_multiplier < 0:
         raise ValueError(
             f"noise_multiplier={noise_multiplier!r}: give a finite number above 0 (noise std over "

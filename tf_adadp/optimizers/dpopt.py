@@ -62,7 +62,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent: see `AdaptiveNoise`;
             the exponent is 1/3 unless told.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
 
     Raises:
         ValueError: on directions that are not finite numbers, or, when built, do not have the
@@ -271,6 +271,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     def event(self, law):
         """One Gaussian event; its multiplier covers "budgeted" directions as well."""
+        self._require_noise_multiplier()
         if self.variant == "printed":
             return dp_accounting.NonPrivateDpEvent()
         if self.directions != "budgeted" or self.noise_multiplier == 0:
