@@ -1,13 +1,19 @@
 """Every mistake gets an error that names it and the way out, and nothing is trained."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
 from helpers import ROWS, crossentropy, data, plain_model, private_model
+from keras.src.trainers.compile_utils import CompileLoss
 
 import tf_adadp as dp
+from tf_adadp import clipping
+from tf_adadp.gradients import make_engine
+from tf_adadp.sampling import make_lot
 
 L = keras.layers
 FLAVOURS = [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN]
@@ -91,9 +97,90 @@ def test_optimizer_arguments(make, arguments, match):
         make(**arguments)
 
 
-def test_the_noise_multiplier_has_no_default():
-    with pytest.raises(TypeError, match="noise_multiplier"):
-        dp.ADADP()
+KINDS = {
+    "DPSGD": dp.DPSGD,
+    "DPAdam": dp.DPAdam,
+    "DPRMSprop": dp.DPRMSprop,
+    "ADADP": dp.ADADP,
+    "raw ADADP": functools.partial(dp.ADADP, prior="raw"),
+    "ADAN": dp.ADAN,
+    "AdaCliP": dp.AdaCliP,
+    "AutoSGD": dp.AutoSGD,
+    "DPOPT": dp.DPOPT,
+    "budgeted DPOPT": functools.partial(
+        dp.DPOPT, directions="budgeted", direction_noise_multiplier=2.0
+    ),
+    "printed DPOPT": functools.partial(dp.DPOPT, variant="printed"),
+    "SADPSGD": functools.partial(dp.SADPSGD, energy_data=data()),
+    "printed SADPSGD": functools.partial(dp.SADPSGD, energy_data=data(), variant="printed"),
+    "DPNadam": dp.make_private(keras.optimizers.Nadam),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_learning_rates(kind):
+    for rate in (1, np.int64(1), np.uint8(1), np.float32(1)):
+        optimizer = KINDS[kind](learning_rate=rate, noise_multiplier=1.0)
+        assert float(optimizer.learning_rate) == 1.0
+        assert optimizer.get_config()["learning_rate"] == 1.0
+    for rate in (True, np.True_, np.inf, 10**400):
+        with pytest.raises(ValueError, match="learning_rate=.*give a finite number or a Keras"):
+            KINDS[kind](learning_rate=rate, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("allow_no_noise", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_noise):
+    optimizer = KINDS[kind](allow_no_noise=allow_no_noise)
+    name = kind.split()[-1]
+    wanted = (
+        rf"^{name} was made without noise_multiplier.* {name}\(noise_multiplier=.*"
+        r"tf_adadp\.accounting\.calibrate_noise_multiplier\(target_epsilon="
+    )
+    assert optimizer.noise_multiplier is None
+    config = optimizer.get_config()
+    assert config["noise_multiplier"] is None
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert again.noise_multiplier is None
+    assert again.get_config() == config
+    with pytest.raises(AttributeError, match="read-only"):
+        optimizer.noise_multiplier = 1.0
+
+    with pytest.raises(ValueError, match=wanted):
+        private_model(optimizer)
+
+    # Custom loops.
+    model = plain_model()
+    optimizer.build(model.trainable_variables)
+    optimizer.bind(model, crossentropy())
+    zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
+    sums = zeros * 2 if kind == "raw ADADP" else zeros
+    law, ledger = dp.accounting.PoissonSampling(ROWS, 30), dp.PrivacyLedger()
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), data())
+    loss = CompileLoss(crossentropy())
+    loss.build(data()[1][:2], model(data()[0][:2]))
+    engine, _ = make_engine(model, loss, element_spec=(*spec, None))
+    lot = make_lot(*data(), None, 30)
+    before = [v.numpy() for v in [*model.weights, *optimizer.variables]]
+    if name == "DPOPT":  # as in its `private_step`
+        optimizer._in_private_step = True
+    for act in (
+        lambda: optimizer.event(law),
+        lambda: optimizer.charge(ledger, law),
+        lambda: optimizer.record(ledger, law, 1),
+        lambda: optimizer.charged(ledger, law, 1).__enter__(),
+        lambda: optimizer.apply_private(sums, 30.0),
+        lambda: tf.function(lambda: optimizer.apply_private(sums, 30.0), autograph=False)(),
+        lambda: optimizer.private_step(engine, lot, 30.0),
+        lambda: optimizer._with_noise(zeros, zeros, 30.0, tf.constant(1, tf.int64)),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            act()
+    with pytest.raises(ValueError, match="noise_multiplier=None: give a number"):
+        clipping.L2Ball(1.0).noise_stddev(None, 1)
+    for value, variable in zip(before, [*model.weights, *optimizer.variables], strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+    assert ledger.steps == optimizer.releases == optimizer.uncharged_releases == 0
 
 
 @pytest.mark.parametrize(

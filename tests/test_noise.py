@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 
 import keras
@@ -14,7 +15,9 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+import tf_adadp as dp
 from tf_adadp import flat_groups, noise
+from tf_adadp.audit.releases import recorded_releases
 
 KEY = noise.new_key(7)
 # Keys are fixed, so these tests pass or fail for good. Over random keys a KS test at this level
@@ -273,6 +276,13 @@ def test_keys_are_fresh_or_come_from_the_seed():
     assert len({noise.new_key().tobytes() for _ in range(100)}) == 100
     np.testing.assert_array_equal(noise.new_key(5), noise.new_key(np.int32(5)))
     assert len({noise.new_key(s).tobytes() for s in range(-50, 50)}) == 100
+    purposes = [None, "", "None", "noise", "examples"]
+    assert len({noise.new_key(5, p).tobytes() for p in purposes}) == len(purposes)
+    np.testing.assert_array_equal(noise.new_key(5, "examples"), noise.new_key(5, "examples"))
+
+
+def test_the_noise_of_a_seed_is_that_of_earlier_versions():
+    assert noise.new_key(7).tolist() == [1970907750336564409, 7217242409789070811]
 
 
 @pytest.mark.parametrize("seed", [1.5, "5", True])
@@ -292,6 +302,74 @@ def test_steps_count_up_in_graphs():
     assert [int(s) for s in (*two_steps(), *two_steps())] == [2, 3, 4, 5]
     assert secret.releases == 5
     assert secret.next_step().dtype == tf.int64
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_steps_count_up_in_loops(jit):
+    secret = noise.SecretKey()
+
+    @tf.function(autograph=False, jit_compile=jit)
+    def seven_steps():
+        return tf.while_loop(
+            lambda i, steps: i < 7,
+            lambda i, steps: (i + 1, steps.write(i, secret.next_step())),
+            (tf.constant(0), tf.TensorArray(tf.int64, 7)),
+        )[1].stack()
+
+    assert seven_steps().numpy().tolist() == list(range(1, 8))
+    assert seven_steps().numpy().tolist() == list(range(8, 15))
+    assert int(secret.next_step()) == secret.releases == 15
+
+
+def _in_threads(work, threads=4, calls=400):
+    """What `calls` calls of work() in each of some threads return."""
+    found, ready = [], threading.Barrier(threads)
+
+    def run():
+        ready.wait()
+        found.extend([work() for _ in range(calls)])
+
+    started = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_threads_never_get_the_same_step(mode):
+    """A step that two threads shared would be one noise in two releases."""
+    secret = noise.SecretKey()
+    take = secret.next_step
+    if mode != "eager":
+        take = tf.function(take, autograph=False, jit_compile=mode == "xla")
+        take.get_concrete_function()
+    steps = _in_threads(lambda: int(take()))
+    assert sorted(steps) == list(range(1, 1601))
+    assert secret.releases == 1600
+
+
+def test_releases_in_threads_have_different_noise():
+    optimizer = dp.DPSGD(0.0, noise_multiplier=1.0)
+    optimizer.build([keras.Variable(np.zeros(3, np.float32))])
+    with recorded_releases(optimizer) as releases:
+        _in_threads(lambda: optimizer.apply_private([tf.zeros(3)], 1.0), calls=100)
+    drawn = {released.numpy().tobytes() for (released,), _ in releases}
+    assert len(drawn) == len(releases) == optimizer.releases == 400
+
+
+def test_counts_are_handed_over_and_go_on():
+    """As the plain numbers that version 0.1 wrote into private state files."""
+    first, second = noise.SecretKey(), noise.SecretKey()
+    for _ in range(3):
+        first.next_step()
+    words, (key, releases) = _words(first), first.hand_over()
+    assert (key, releases) == (words, 3)
+    assert type(releases) is int
+    second.take_over(key, releases)
+    assert (second.releases, int(second.next_step())) == (3, 4)
+    assert int(first.next_step()) == 4
 
 
 def test_renewing_draws_a_key_and_keeps_counting():
@@ -338,6 +416,8 @@ def test_copies_have_a_key_of_their_own(copied):
     assert not set(_words(copied(secret))) & set(_words(secret))
     assert not _shows(pickle.dumps(secret), _words(secret))
     assert _words(copied(noise.SecretKey(3))) == _words(noise.SecretKey(3))
+    again = copied(noise.SecretKey(3, "examples"))
+    assert _words(again) == _words(noise.SecretKey(3, "examples")) != _words(noise.SecretKey(3))
 
 
 def test_nothing_is_printed():
@@ -426,8 +506,13 @@ def test_replicas_share_key_step_and_noise():
         step = secret.next_step()
         return step, noise.gaussian(secret.key, step, 0, (3,), 1.0)
 
+    def last_of_three(secret):
+        none = tf.constant(0), (tf.zeros([], tf.int64), tf.zeros([3]))
+        return tf.while_loop(lambda i, _: i < 3, lambda i, _: (i + 1, release(secret)), none)[1]
+
     run = tf.function(lambda: strategy.run(lambda: release(inside)))
-    for expected in (1, 2, 4):
+    loop = tf.function(lambda: strategy.run(lambda: last_of_three(inside)))
+    for expected, run in ((1, run), (2, run), (4, run), (7, loop), (8, run), (11, loop)):
         if expected == 4:
             inside.renew()
             assert int(inside.next_step()) == 3

@@ -22,6 +22,7 @@ from tf_adadp.accounting import (
     UserSampling,
 )
 from tf_adadp.metrics import LotMetrics
+from tf_adadp.noise import SecretKey
 from tf_adadp.optimizers.base import DPOptimizer
 
 DELTA = 1e-3
@@ -73,6 +74,29 @@ def some_rows(rows=12, seed=3):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, rows).astype(np.float32)
     return y, rng.normal(size=(rows, CLASSES)).astype(np.float32), rng.exponential(2.0, rows)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        dp.DPSGD,
+        dp.ADADP,
+        functools.partial(dp.DPOPT, directions="budgeted", direction_noise_multiplier=2.0),
+        functools.partial(
+            dp.SADPSGD, energy_data=data(), energy_noise_multiplier=1.0, energy_clip=1.0
+        ),
+        lambda noise_multiplier, seed: dp.AGD(total_epsilon=1.0, total_delta=1e-5, seed=seed),
+    ],
+    ids=["DPSGD", "ADADP", "DPOPT", "SADPSGD", "AGD"],
+)
+def test_all_keys_of_one_seed_differ(make):
+    optimizer, metrics = make(noise_multiplier=1.0, seed=3), lot_metrics(released(), seed=3)
+    holders = [*vars(optimizer).values(), *vars(metrics).values()]
+    keys = [holder.key.numpy().tobytes() for holder in holders if isinstance(holder, SecretKey)]
+    assert len(set(keys)) == len(keys) >= 3
+    again = make(noise_multiplier=1.0, seed=3)
+    mine = [k.key.numpy().tobytes() for k in vars(again).values() if isinstance(k, SecretKey)]
+    assert mine == keys[:-1]
 
 
 # What one record can change

@@ -3,6 +3,8 @@
 import math
 import numbers
 
+import numpy as np
+
 
 def check_number(
     name,
@@ -16,7 +18,7 @@ def check_number(
 ):
     """`value` as a float, or ValueError: `wanted` says in words what was asked for."""
     try:
-        fits = not isinstance(value, bool) and math.isfinite(value)
+        fits = not isinstance(value, (bool, np.bool_)) and math.isfinite(value)
         fits = fits and above < value < below and at_least <= value <= at_most
     except (TypeError, OverflowError):
         fits = False

@@ -508,6 +508,8 @@ def _without_tiny(values):
 
 
 def _times(noise_multiplier, scale):
+    if noise_multiplier is None:
+        raise ValueError("noise_multiplier=None: give a number of at least 0.")
     return tf.cast(noise_multiplier, tf.float32) * scale
 
 

@@ -14,7 +14,7 @@ from tf_adadp.sampling import PoissonLots
 
 
 def check_optimizer(optimizer):
-    """Raises ValueError for an optimizer that is not private."""
+    """Raises ValueError for an optimizer that is not private, or has no noise_multiplier."""
     if isinstance(optimizer, type) and issubclass(optimizer, DPOptimizer):
         name = optimizer.__name__
         raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")
@@ -24,6 +24,7 @@ def check_optimizer(optimizer):
             "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
             "compile the plain model."
         )
+    optimizer._require_noise_multiplier()
 
 
 def private_callbacks_first(callbacks):

@@ -188,7 +188,8 @@ class DPModel(keras.Model):
                 which no ε covers. None: only where none are released, and `fit` warns once.
 
         Raises:
-            ValueError: if the optimizer is not private, or cannot cover released metrics.
+            ValueError: if the optimizer is not private, has no noise_multiplier, or cannot cover
+                released metrics.
         """
         fit_arguments.check_optimizer(optimizer)
         if not (released_metrics is None or isinstance(released_metrics, ReleasedMetrics)):

@@ -47,11 +47,14 @@ import secrets
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import _process
+from tf_adadp import _process, replicas
 from tf_adadp.flat_groups import FlatGroups
 
 _GRID_BITS = 24
 _LARGEST_MULTIPLE = 2.0**52  # with the noise still an exact float64
+# What RngReadAndSkip, at a delta of 1, adds to a Philox counter. Generators that TensorFlow saves
+# rely on it, so it is the same on every device and in every version.
+_SKIP = 256
 
 
 def stream(key, step, index):
@@ -192,12 +195,14 @@ def _power_of_two(stddev):
     return tf.bitcast(exponent, tf.float64)
 
 
-def new_key(seed=None):
+def new_key(seed=None, purpose=None):
     """A fresh key, int64 [2] (128 bits), from the operating system's entropy.
 
     Args:
         seed: for tests only: an int from which the key is derived (SHA-256) instead. Whoever knows
             it can subtract the noise.
+        purpose: a name that is hashed with the seed, so that keys of one seed for several purposes
+            are unrelated; None for the noise of gradients.
 
     Raises:
         ValueError: seed is not None and not an int.
@@ -205,7 +210,8 @@ def new_key(seed=None):
     if seed is None:
         drawn = secrets.token_bytes(16)
     elif isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        drawn = hashlib.sha256(repr(("tf_adadp", int(seed))).encode()).digest()[:16]
+        names = ("tf_adadp", int(seed)) + (() if purpose is None else (purpose,))
+        drawn = hashlib.sha256(repr(names).encode()).digest()[:16]
     else:
         raise ValueError(f"seed={seed!r}: give an integer, or None for secret noise.")
     return np.frombuffer(drawn, dtype="<i8").astype(np.int64)
@@ -216,27 +222,30 @@ class SecretKey:
 
     It is no `tf.Module`, no Keras object and no container, so checkpoints, Keras files, configs and
     variable lists of an object that holds it pass it by; it prints nothing; a copy, deep copy or
-    pickle of it is a holder of a NEW key (of the same seed, where there is one). After `os.fork` it
-    serves the parent alone: the child would draw the same noise, which then cancels between the
-    releases of the two.
+    pickle of it is a holder of a NEW key (of the same seed and purpose, where there is a seed).
+    After `os.fork` it serves the parent alone: the child would draw the same noise, which then
+    cancels between the releases of the two.
 
     Make it where the model's variables are made (under a `tf.distribute` strategy: in its scope).
 
     Args:
         seed: None, or an int for reproducible noise, see `new_key`. A new holder of the same seed
-            starts over, with the same noise.
+            and purpose starts over, with the same noise.
+        purpose: what the key is for, see `new_key`. Two holders that one seed is given to, and that
+            draw at the same steps, need different purposes.
     """
 
-    __slots__ = ("__key", "__process", "__releases", "__seed", "__weakref__")
+    __slots__ = ("__key", "__process", "__purpose", "__releases", "__seed", "__weakref__")
 
-    def __init__(self, seed=None):
+    def __init__(self, seed=None, purpose=None):
         self.__process = _process.token()
-        self.__seed = seed
+        self.__seed, self.__purpose = seed, purpose
         with tf.init_scope():
-            self.__key = tf.Variable(new_key(seed), trainable=False)
-            # Each replica counts in its own copy, all alike, also inside loops.
+            self.__key = tf.Variable(new_key(seed, purpose), trainable=False)
+            # Each replica counts in its own copy, all alike, also inside loops. The form is that
+            # of a Philox generator's state, whose counter can be read and advanced in one.
             self.__releases = tf.Variable(
-                tf.zeros([], tf.int64),
+                tf.zeros([3], tf.int64),
                 trainable=False,
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -261,10 +270,12 @@ class SecretKey:
             RuntimeError: in a child of `os.fork`, as `key` and `next_step`.
         """
         self.check_process()
-        return int(self.__releases.numpy())  # a distributed variable has no int()
+        return int(self.__releases.numpy()[0]) // _SKIP
 
     def next_step(self):
         """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …
+
+        Any number of threads may call it, eagerly or in graphs: each call gets another number.
 
         Raises:
             RuntimeError: under a `tf.distribute` strategy that this holder was not made in: each
@@ -272,15 +283,26 @@ class SecretKey:
         """
         self.check_process()
         strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync > 1 and not strategy.extended.variable_created_in_scope(
-            self.__releases
-        ):
+        made_here = strategy.extended.variable_created_in_scope(self.__releases)
+        if strategy.num_replicas_in_sync > 1 and not made_here:
             raise RuntimeError(
                 f"the noise key was not made under this {type(strategy).__name__}, so its replicas "
                 "would draw different noise: create the optimizer inside `strategy.scope()`."
             )
-        self.__releases.assign_add(1)
-        return tf.convert_to_tensor(self.__releases)
+        if made_here and tf.distribute.get_replica_context() is not None:
+            counters = [self.__releases]  # this replica's
+        else:
+            counters = replicas.copies(self.__releases)
+        # One operation, because another thread may count between an addition and a read.
+        before = [
+            tf.raw_ops.RngReadAndSkip(
+                resource=counter.handle,
+                alg=tf.random.Algorithm.PHILOX.value,
+                delta=tf.ones([], tf.uint64),
+            )
+            for counter in counters
+        ]
+        return before[0][0] // _SKIP + 1
 
     def check_process(self):
         """Raises a RuntimeError in a child of `os.fork`, which must not use the parent's key."""
@@ -314,10 +336,10 @@ class SecretKey:
         """Goes on under a key that `hand_over` gave, after as many releases."""
         self.check_process()
         self.__key.assign(key)
-        self.__releases.assign(releases)
+        self.__releases.assign([releases * _SKIP, 0, 0])
 
     def __repr__(self):
         return f"SecretKey(reproducible={self.reproducible})"
 
     def __reduce__(self):
-        return SecretKey, (self.__seed,)
+        return SecretKey, (self.__seed, self.__purpose)

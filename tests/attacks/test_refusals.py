@@ -10,7 +10,6 @@ from helpers import ROWS, crossentropy, data, plain_model, private_model
 
 import tf_adadp as dp
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
-from tf_adadp.optimizers.base import _READ_ONLY
 
 DELTA = 1e-3
 L = keras.layers
@@ -36,6 +35,17 @@ def unmoved(private, act, match, error=ValueError):
 # The optimizer.
 
 
+# All that were made read-only by name once, and stay so.
+READ_ONLY = {
+    "noise_multiplier", "l2_norm_clip", "_l2_norm_clip", "automatic_clipping", "microbatch_size",
+    "augmentation_multiplicity", "seed", "allow_no_noise", "secure_noise", "clipping", "prior",
+    "warmup_steps", "local_clip_factor", "prior_decay", "prior_exponent", "local_clip_threshold",
+    "scale_step", "scale", "center_decay", "variance_decay", "min_variance", "max_variance",
+    "directions", "direction_noise_multiplier", "direction_decay", "pruning", "variant",
+    "energy_noise_multiplier", "energy_clip", "initial_temperature", "rejection_threshold",
+    "energy_batch_size", "total_epsilon", "total_delta", "splits", "loss_clip", "num_candidates",
+    "budget_growth", "max_step_size", "step_size_growth",
+}  # fmt: skip
 MAKERS = {
     dp.DPSGD: {},
     dp.DPAdam: {},
@@ -45,15 +55,20 @@ MAKERS = {
     dp.AdaCliP: {},
     dp.DPOPT: {},
     dp.SADPSGD: {"energy_data": data()},
+    dp.AutoSGD: {},
+    dp.make_private(keras.optimizers.Nadam): {},
+    dp.AGD: {"total_epsilon": 1.0, "total_delta": 1e-5},
 }
 
 
 def with_noise(make):
     """A rate is given: Keras lets no one set one over a schedule."""
-    return make(0.1, noise_multiplier=1.0, **MAKERS[make])
+    if make is dp.AGD:
+        return make(**MAKERS[make])
+    return make(learning_rate=0.1, noise_multiplier=1.0, **MAKERS[make])
 
 
-@pytest.mark.parametrize("name", sorted(_READ_ONLY))
+@pytest.mark.parametrize("name", sorted(READ_ONLY))
 def test_what_sets_the_privacy_is_read_only(name):
     """A traced graph would go on releasing with the old value, charged by the new one."""
     optimizers = [with_noise(make) for make in MAKERS]
@@ -62,20 +77,87 @@ def test_what_sets_the_privacy_is_read_only(name):
     for optimizer in having:
         value = getattr(optimizer, name)
         kind = type(optimizer).__name__
-        with pytest.raises(AttributeError, match=f"{name} of a {kind} is read-only"):
+        message = f"{name} of a {kind} is read-only.*Make a new optimizer"
+        with pytest.raises(AttributeError, match=message):
             setattr(optimizer, name, 1000.0)
+        with pytest.raises(AttributeError, match=message):
+            delattr(optimizer, name)
         assert getattr(optimizer, name) == value
 
 
-@pytest.mark.parametrize("make", list(MAKERS))
+# AGD takes none of Keras's arguments.
+@pytest.mark.parametrize("make", [make for make in MAKERS if make is not dp.AGD])
 def test_every_argument_of_our_own_is_read_only(make):
     """Those of Keras's optimizer (learning_rate, ...) act on released vectors and stay free."""
     optimizer = with_noise(make)
     keras_class = next(c for c in make.__mro__ if c.__module__.startswith("keras"))
     ours = optimizer.get_config().keys() - keras_class().get_config().keys()
-    assert ours <= _READ_ONLY
+    for name in ours:
+        with pytest.raises(AttributeError, match=f"{name} of a {make.__name__} is read-only"):
+            setattr(optimizer, name, 1000.0)
+    assert not make._read_only & keras_class().get_config().keys()
     optimizer.learning_rate = 0.25
     assert float(optimizer.learning_rate) == 0.25
+    for name in ("momentum", "ema_momentum", "rho", "beta_1", "epsilon"):
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, 0.5)
+            assert getattr(optimizer, name) == 0.5
+
+
+class Bounded(dp.DPOptimizer, keras.optimizers.SGD):
+    """An optimizer of a user's own, which says nothing of read-only attributes."""
+
+    def __init__(self, learning_rate=0.1, *, bound, _scale=1.0, momentum=0.0, **kwargs):
+        super().__init__(learning_rate, momentum=momentum, **kwargs)
+        self.bound, self._scale = bound, _scale
+
+
+class HalfBounded(Bounded):
+    def __init__(self, *args, share=0.5, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._share = share
+
+
+class WithLimit:
+    """A mixin that knows nothing of optimizers."""
+
+    def __init__(self, *args, limit=3.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.limit = limit
+
+
+class Limited(WithLimit, HalfBounded):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class LimitedNadam(dp.DPOptimizer, WithLimit, keras.optimizers.Nadam):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "names"),
+    [
+        (Bounded, {"bound": 2.0}, ["bound", "_scale", "noise_multiplier"]),
+        (HalfBounded, {"bound": 2.0}, ["bound", "_scale", "_share"]),
+        (Limited, {"bound": 2.0}, ["bound", "_scale", "_share", "limit"]),
+        (LimitedNadam, {}, ["limit", "secure_noise"]),
+    ],
+)
+def test_arguments_of_an_optimizer_of_ones_own_are_read_only(make, arguments, names):
+    optimizer = make(learning_rate=0.1, noise_multiplier=1.0, **arguments)
+    for name in names:
+        value = getattr(optimizer, name)
+        message = f"{name} of a {make.__name__} is read-only.*Make a new optimizer.*compile again"
+        with pytest.raises(AttributeError, match=message):
+            setattr(optimizer, name, 1000.0)
+        with pytest.raises(AttributeError, match=message):
+            delattr(optimizer, name)
+        assert getattr(optimizer, name) == value
+    optimizer.learning_rate = 0.25
+    optimizer.note = "not an argument"
+    if hasattr(optimizer, "momentum"):
+        optimizer.momentum = 0.5
 
 
 def test_bounds_cannot_be_changed_in_place():

@@ -258,8 +258,7 @@ def test_neighbouring_scores():
 
 def test_noise_is_fresh_and_its_streams_are_apart():
     optimizer = built(seed=3)
-    words = {noise.new_key(s).tobytes() for s in (3, 3 + 2**64)}
-    assert len(words) == 2
+    assert not np.array_equal(optimizer._selection_key.key, optimizer._noise_key.key)
     a, b = agd.exponential(np.int64([1, 2]), 1, 9), agd.exponential(np.int64([1, 2]), 2, 9)
     assert not np.intersect1d(a, b).size
     many = agd.exponential(np.int64([1, 2]), 5, 20_000).numpy()

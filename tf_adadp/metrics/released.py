@@ -57,8 +57,7 @@ class LotMetrics:
         self.names = tuple(PREFIX + name for name in names)
         self._modes = dict(zip(self.names, modes, strict=True))
         self._bounds = np.asarray(bounds)
-        # A stream of its own, also where it is seeded: it has nothing to do with other noise.
-        self._key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
+        self._key = noise.SecretKey(seed, "metrics")
         self._sequential = False
         self._rows = tf.function(self._clipped_rows, autograph=False)
         self._check_keeps_no_state(element_spec)

@@ -41,7 +41,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         max_variance: h2 ≥ h1, of "free"; None for C²/m, m the number of trainable scalars.
         prior, warmup_steps, prior_decay, prior_exponent: of "normalized", see `AdaptiveNoise`.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
     """
 
     _default_exponent = 0.25

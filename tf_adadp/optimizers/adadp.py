@@ -44,7 +44,8 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         warmup_steps, local_clip_factor (β), prior_decay (γ'), prior_exponent,
             local_clip_threshold (G): see `AdaptiveNoise`.
         momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.RMSprop`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
+            `keras.optimizers.RMSprop`.
     """
 
     _default_exponent = 0.5

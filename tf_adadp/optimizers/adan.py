@@ -17,7 +17,7 @@ class ADAN(AdaptiveNoise, keras.optimizers.SGD):
         clipping, prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent,
             local_clip_threshold: see `AdaptiveNoise`.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
     """
 
     _default_exponent = 0.25

@@ -242,6 +242,7 @@ class AdaptiveNoise(DPOptimizer):
 
     def event(self, law):
         """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""
+        self._require_noise_multiplier()
         if self.prior == "raw":
             return dp_accounting.NonPrivateDpEvent()
         return super().event(law)

@@ -95,7 +95,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
     moves_every_step = False
     # Also of subclasses: the budget counts what any of them released about the same weights.
     ledger_origin = "AGD"
-    _read_only = DPOptimizer._read_only | {*_ARGUMENTS}
 
     def __init__(
         self,
@@ -156,8 +155,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         )
         self.variant = check_choice("variant", variant, ("sound", "printed"))
         self._exact = exact
-        # A stream of its own: the noise of scores has nothing to do with that of gradients.
-        self._selection_key = noise.SecretKey(None if seed is None else int(seed) + 2**64)
+        self._selection_key = noise.SecretKey(self.seed, "selection")
 
     def _build_private(self, variables):
         def scalar(name, dtype):

@@ -22,8 +22,8 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
         learning_rate: η, a float or a Keras schedule.
         gamma: γ > 0; a gradient with a norm of γ contributes half of what a large one does.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required; there is no l2_norm_clip) and
-            `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier; there is no l2_norm_clip)
+            and `keras.optimizers.SGD`.
     """
 
     def __init__(self, learning_rate=1.0, *, gamma=0.01, momentum=0.0, nesterov=False, **kwargs):

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import inspect
 import math
 import numbers
 import threading
@@ -16,41 +17,6 @@ from tf_adadp.checks import check_bool, check_integer, check_number
 from tf_adadp.lot_releases import LotReleases, when_run
 from tf_adadp.weights_ledger import OPTIMIZERS_TAG, note_charged
 
-# Baked into traced graphs and charged by: a later change would release with one and charge another.
-_READ_ONLY = {
-    "noise_multiplier",
-    "l2_norm_clip",
-    "_l2_norm_clip",
-    "automatic_clipping",
-    "microbatch_size",
-    "augmentation_multiplicity",
-    "seed",
-    "allow_no_noise",
-    "secure_noise",
-    "clipping",
-    "prior",
-    "warmup_steps",
-    "local_clip_factor",
-    "prior_decay",
-    "prior_exponent",
-    "local_clip_threshold",
-    "scale_step",
-    "scale",
-    "center_decay",
-    "variance_decay",
-    "min_variance",
-    "max_variance",
-    "directions",
-    "direction_noise_multiplier",
-    "direction_decay",
-    "pruning",
-    "variant",
-    "energy_noise_multiplier",
-    "energy_clip",
-    "initial_temperature",
-    "rejection_threshold",
-    "energy_batch_size",
-}
 _CHARGED = ("event", "record", "charge", "step_on_lot")  # see `covers_metrics`
 _CHARGING = threading.Lock()
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
@@ -78,13 +44,15 @@ class DPOptimizer:
     law's class states its own.
 
     A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
-    outside `apply_private`, before any weight changes. What sets the privacy is read-only: for
-    another noise_multiplier make another optimizer and compile again.
+    outside `apply_private`, before any weight changes. What sets the privacy is read-only: every
+    argument x that a class or mixin names in its `__init__` beside those of its Keras optimizer, as
+    the attributes x and _x. For another noise_multiplier make another optimizer and compile again.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
-        noise_multiplier: σ* > 0, noise std over sensitivity. No default: it sets the privacy.
-            0 only with `allow_no_noise=True`, charged ε = ∞.
+        noise_multiplier: σ* > 0, noise std over sensitivity. It sets the privacy, so there is no
+            default: with None the optimizer can be made and saved, and whatever would release,
+            charge or compile with it raises. 0 only with `allow_no_noise=True`, charged ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
             longest prefix wins and every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
@@ -110,7 +78,7 @@ class DPOptimizer:
         ValueError: on an argument that is missing, of the wrong type or out of range.
     """
 
-    _read_only = frozenset(_READ_ONLY)
+    _read_only = frozenset()  # set at the end of this module and for every subclass
     moves_every_step = True  # False where a step may leave the weights as they were
     distributable = True  # False where branches hold what replicas do together
     # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
@@ -125,7 +93,7 @@ class DPOptimizer:
         self,
         learning_rate=None,
         *,
-        noise_multiplier,
+        noise_multiplier=None,
         l2_norm_clip=1.0,
         automatic_clipping=None,
         microbatch_size=1,
@@ -165,15 +133,14 @@ class DPOptimizer:
                     f"{name}={keras_arguments[name]!r} is not private in {type(self).__name__}: it "
                     f"would act on the noise. Instead, {way_out}."
                 )
-        if isinstance(learning_rate, numbers.Real) and not math.isfinite(learning_rate):
-            raise ValueError(
-                f"learning_rate={learning_rate!r}: give a finite number or a Keras schedule; every "
-                "step would be charged, and leave weights that are no numbers."
+        if isinstance(learning_rate, (numbers.Real, np.bool_)):
+            learning_rate = check_number(  # Keras takes Python's own floats alone
+                "learning_rate", learning_rate, "a finite number or a Keras schedule"
             )
         if learning_rate is not None:
             keras_arguments["learning_rate"] = learning_rate
         super().__init__(**keras_arguments)
-        self.noise_multiplier = float(noise_multiplier)
+        self.noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self.microbatch_size = microbatch_size
         self.augmentation_multiplicity = augmentation_multiplicity
         self.seed = None if seed is None else int(seed)
@@ -189,7 +156,7 @@ class DPOptimizer:
             clipping.L2Ball(1.0, gamma=automatic_clipping)  # checks the range
         self.automatic_clipping = automatic_clipping
         self._noise_key = noise.SecretKey(self.seed)
-        self._example_key = noise.SecretKey(self.seed)
+        self._example_key = noise.SecretKey(self.seed, "examples")
         self._charged_releases = 0
         self._lot_releases = LotReleases()  # until a ledger is charged
         self._metrics_noise_multiplier = None
@@ -203,6 +170,18 @@ class DPOptimizer:
                     f"class {cls.__name__}: {base.__name__} comes before DPOptimizer, and would "
                     f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
                 )
+        cls._read_only = _read_only_names(cls)
+
+    def _require_noise_multiplier(self):
+        """Raises a ValueError for an optimizer that was made without noise_multiplier."""
+        if self.noise_multiplier is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} was made without noise_multiplier, which sets the privacy. Make it as "
+                f"{name}(noise_multiplier=σ); for a budget, σ = "
+                "tf_adadp.accounting.calibrate_noise_multiplier(target_epsilon=2.0, delta=1e-5, "
+                "sampling_probability=256 / 60000, steps=2000)."
+            )
 
     @property
     def l2_norm_clip(self):
@@ -221,13 +200,16 @@ class DPOptimizer:
             raise AttributeError(
                 f"{name} of a {type(self).__name__} is read-only: graphs that release with "
                 f"{getattr(self, name)!r} may be traced already. Make a new optimizer with "
-                f"{name}={value!r} and compile again."
+                f"{name.removeprefix('_')}={value!r} and compile again."
             )
         super().__setattr__(name, value)
 
     def __delattr__(self, name):
         if name in self._read_only:
-            raise AttributeError(f"{name} of a {type(self).__name__} is read-only.")
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} is read-only: what it releases and is charged "
+                "for follows from it. Make a new optimizer and compile again."
+            )
         super().__delattr__(name)
 
     def _check_clip(self, l2_norm_clip):
@@ -298,6 +280,7 @@ class DPOptimizer:
 
         Of a whole pass, where the law pays by the pass; `law.charges` spreads it over steps.
         """
+        self._require_noise_multiplier()
         return self._sum_event(law, self.noise_multiplier)
 
     def _sum_event(self, law, noise_multiplier):
@@ -401,6 +384,7 @@ class DPOptimizer:
         releases_per_lot=1,
     ):
         """Writes what `charge` writes, and pays for no release: for what is only announced."""
+        self._require_noise_multiplier()
         of_step = self._joint_event(law, releases_per_lot)
         for event, count in law.charges(of_step, steps, position):
             ledger.add(
@@ -539,6 +523,7 @@ class DPOptimizer:
 
     def _clipped_sum(self, engine, lot, clipping_set, seed, expected_lot_size, on_batch=None):
         """The engine's `clipped_sum` with this optimizer's microbatches and copies."""
+        self._require_noise_multiplier()
         return engine.clipped_sum(
             lot,
             clipping_set,
@@ -633,6 +618,7 @@ class DPOptimizer:
 
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """What the step is charged for: the sums with noise, over L; and the noise's std."""
+        self._require_noise_multiplier()
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
@@ -655,6 +641,7 @@ class DPOptimizer:
 
         noise_multiplier: that of these stddevs, where it is another than the optimizer's.
         """
+        self._require_noise_multiplier()
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
         if self.noise_multiplier > 0:
@@ -799,6 +786,8 @@ def _refuse_raw_gradients(optimizer):
 
 
 def _check_noise_multiplier(noise_multiplier, allow_no_noise):
+    if noise_multiplier is None:
+        return  # see `_require_noise_multiplier`
     if not _is_finite_number(noise_multiplier) or noise_multiplier < 0:
         raise ValueError(
             f"noise_multiplier={noise_multiplier!r}: give a finite number above 0 (noise std over "
@@ -817,3 +806,33 @@ def _is_finite_number(value):
 
 def _path(variable):
     return getattr(variable, "path", None) or variable.name
+
+
+def _read_only_names(cls):
+    """The arguments of a class and its bases that their Keras optimizers do not have, as x and _x.
+
+    Those are baked into traced graphs and charged by: a later change would release with one value
+    and charge another.
+    """
+    names = set()
+    for base in cls.__mro__:
+        parents = [
+            parent
+            for parent in base.__mro__
+            if issubclass(parent, keras.optimizers.Optimizer)
+            and not issubclass(parent, DPOptimizer)
+        ]
+        parents = {p for parent in (*parents, keras.optimizers.Optimizer) for p in parent.__mro__}
+        if base not in parents:
+            names |= _arguments(base).difference(*map(_arguments, parents))
+    return frozenset(names | {f"_{name}" for name in names})
+
+
+def _arguments(cls):
+    """The names of the arguments of the `__init__` that a class has of its own."""
+    own = vars(cls).get("__init__")
+    parameters = [] if own is None else list(inspect.signature(own).parameters.values())[1:]
+    return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+DPOptimizer._read_only = _read_only_names(DPOptimizer)

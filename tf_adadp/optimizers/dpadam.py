@@ -14,7 +14,7 @@ class DPAdam(DPOptimizer, keras.optimizers.Adam):
     Args:
         learning_rate: η, a float or a Keras schedule.
         beta_1, beta_2, epsilon, amsgrad: as in `keras.optimizers.Adam`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.Adam`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.Adam`.
     """
 
     def __init__(

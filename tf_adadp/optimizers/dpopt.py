@@ -62,7 +62,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent: see `AdaptiveNoise`;
             the exponent is 1/3 unless told.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
 
     Raises:
         ValueError: on directions that are not finite numbers, or, when built, do not have the
@@ -89,7 +89,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         prior_exponent=None,
         momentum=0.0,
         nesterov=False,
-        seed=None,
         **kwargs,
     ):
         check_choice("variant", variant, ("sound", "printed"))
@@ -127,7 +126,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             local_clip_threshold=0.0,
             momentum=momentum,
             nesterov=nesterov,
-            seed=seed,
             **kwargs,
         )
         self.directions = directions
@@ -135,8 +133,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self.direction_decay = direction_decay
         self.pruning = pruning
         self.variant = variant
-        # A stream of its own also where there is a seed.
-        self._direction_key = noise.SecretKey(None if seed is None else int(seed) + 2**65)
+        self._direction_key = noise.SecretKey(self.seed, "directions")
         self._in_step = False
 
     def _build_private(self, variables):
@@ -273,6 +270,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     def event(self, law):
         """One Gaussian event; its multiplier covers "budgeted" directions as well."""
+        self._require_noise_multiplier()
         if self.variant == "printed":
             return dp_accounting.NonPrivateDpEvent()
         if self.directions != "budgeted" or self.noise_multiplier == 0:

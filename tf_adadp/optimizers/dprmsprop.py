@@ -17,7 +17,8 @@ class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
     Args:
         learning_rate: η, a float or a Keras schedule; None for `InverseSqrtDecay()`.
         rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.RMSprop`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
+            `keras.optimizers.RMSprop`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class DPSGD(DPOptimizer, keras.optimizers.SGD):
     Args:
         learning_rate: η, a float or a Keras schedule.
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
     """
 
     def __init__(self, learning_rate=1.0, *, momentum=0.0, nesterov=False, **kwargs):

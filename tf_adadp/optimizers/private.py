@@ -25,7 +25,7 @@ def make_private(optimizer_class):
 
         g̃ = (Σ_x clip_C(g_x) + N(0, σ*²C² I)) / L,
 
-    and takes the arguments of `DPOptimizer` (noise_multiplier is required) beside those of the
+    and takes the arguments of `DPOptimizer` (training needs noise_multiplier) beside those of the
     Keras optimizer, the learning rate first and all else by keyword. It is the same as the mixin
     written out,
 

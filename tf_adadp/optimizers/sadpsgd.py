@@ -80,7 +80,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         energy_clip: c > 0, with energy_noise_multiplier.
         variant: "sound" or "printed".
         momentum, nesterov: as in `keras.optimizers.SGD`.
-        **kwargs: see `DPOptimizer` (noise_multiplier is required) and `keras.optimizers.SGD`.
+        **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
 
     Attributes:
         accepted: τ, a Keras variable, once built. `fit` logs it as "accepted": the candidates kept
@@ -159,7 +159,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.energy_noise_multiplier = energy_noise_multiplier
         self.energy_clip = energy_clip
         self.variant = variant
-        self._annealing_key = noise.SecretKey(self.seed)
+        self._annealing_key = noise.SecretKey(self.seed, "annealing")
         self._annealing = _Annealing()
         if energy_data is not _SET_LATER:
             if not isinstance(energy_data, (tuple, list)) or len(energy_data) not in (2, 3):
@@ -357,6 +357,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     def event(self, law):
         """DP-SGD's event, with that of ΔE where energy_data are private; ε = ∞ if printed."""
+        self._require_noise_multiplier()
         if self.variant == "printed":
             return dp_accounting.NonPrivateDpEvent()
         step = super().event(law)
