@@ -209,7 +209,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
-        """See `DPOptimizer.apply_private`; part of `private_step` where directions are budgeted."""
+        """See `DPOptimizer.apply_private`; part of `step_on_lot` where directions are budgeted."""
         if self.directions == "budgeted" and not self._in_step:
             raise RuntimeError(
                 'directions="budgeted" are released from the same lot, before its sum is clipped: '
@@ -239,7 +239,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     @property
     def uncharged_releases(self):
         """As in `DPOptimizer`; directions that no step followed count as well."""
-        # Only `private_step` makes either, so the two are made in turns.
+        # Only `step_on_lot` makes either, so the two are made in turns.
         alone = self._direction_key.releases - self._noise_key.releases
         return super().uncharged_releases + max(0, alone)
 
