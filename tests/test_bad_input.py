@@ -162,8 +162,8 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
     engine, _ = make_engine(model, loss, element_spec=(*spec, None))
     lot = make_lot(*data(), None, 30)
     before = [v.numpy() for v in [*model.weights, *optimizer.variables]]
-    if name == "DPOPT":  # as in its `private_step`
-        optimizer._in_private_step = True
+    if name == "DPOPT":  # as in its `step_on_lot`
+        optimizer._in_step = True
     for act in (
         lambda: optimizer.event(law),
         lambda: optimizer.charge(ledger, law),
@@ -171,7 +171,7 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
         lambda: optimizer.charged(ledger, law, 1).__enter__(),
         lambda: optimizer.apply_private(sums, 30.0),
         lambda: tf.function(lambda: optimizer.apply_private(sums, 30.0), autograph=False)(),
-        lambda: optimizer.private_step(engine, lot, 30.0),
+        lambda: optimizer.step_on_lot(engine, lot, 30.0),
         lambda: optimizer._with_noise(zeros, zeros, 30.0, tf.constant(1, tf.int64)),
     ):
         with pytest.raises(ValueError, match=wanted):
@@ -281,7 +281,7 @@ def test_losses_that_reduce_the_batch(loss):
         ({"x": np.full((ROWS, 6), "a")}, ValueError, "takes numbers.*dtype string"),
         ({"y": None}, ValueError, "y=None"),
         ({"x": None}, TypeError, "x=None"),
-        ({"x": tf.data.Dataset.range(3), "y": None}, TypeError, "DeclaredLots"),
+        ({"x": tf.data.Dataset.range(3), "y": None}, TypeError, "is no Poisson sampling.*PoissonLots"),
         ({"x": iter([1]), "y": None}, TypeError, "sampl"),
         ({"sample_weight": np.ones(3)}, ValueError, "rows|length"),
         ({"sample_weight": np.full(ROWS, "a")}, TypeError, "sample_weight has dtype string"),

@@ -565,6 +565,7 @@ class DPOptimizer:
                 a second release from a lot that was charged for one. In a `tf.function` the last
                 is a `tf.errors.InvalidArgumentError`, when it runs.
         """
+        self._require_noise_multiplier()
         self._check_shapes(sums)
         self._check_set_is_known(sums)
         with tf.control_dependencies(self._claim_lot(sums)):
