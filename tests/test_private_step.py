@@ -136,6 +136,15 @@ def test_nothing_is_released_where_the_charge_fails(monkeypatch, in_graph):
     with pytest.raises((OSError, tf.errors.OpError), match="the disk is full"):
         train(model, crossentropy(), optimizer, ledger, lots, 1)
     assert optimizer.releases == optimizer.steps_taken == 0
+    monkeypatch.undo()
+    if not in_graph:  # nor was the lot used up
+        (lot,) = lots.take(1, 16)
+        monkeypatch.setattr(ledger, "add", full)
+        with pytest.raises(OSError, match="the disk is full"):
+            dp.private_step(model, crossentropy(), lot, optimizer, ledger=ledger, law=lots.law)
+        monkeypatch.undo()
+        dp.private_step(model, crossentropy(), lot, optimizer, ledger=ledger, law=lots.law)
+        return
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -66,6 +66,15 @@ class ClippedSums(list):
         super().__init__(sums)
         self.clipping_set = clipping_set
         self.lot = lot
+        self._made = None if clipping_set is None else tuple(self)
+
+    @property
+    def intact(self):
+        """Whether the tensors are those that were clipped."""
+        made = self._made
+        return made is None or (
+            len(made) == len(self) and all(a is b for a, b in zip(made, self, strict=True))
+        )
 
 
 class ClippingSet(abc.ABC):

@@ -7,7 +7,7 @@ from tf_adadp import replicas, validation
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.gradients import engine_for_lot, weight_regularization
-from tf_adadp.lot_releases import LotReleases, when_run
+from tf_adadp.lot_releases import when_run
 from tf_adadp.model import DPModel
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.weights_ledger import keep_in_copies
@@ -32,8 +32,11 @@ def private_step(
         print(ledger.epsilon(1e-5))
 
     Guarantee: that of one step of `DPModel.fit`, for the unit and the neighbouring relation of the
-    law, if the lot was drawn by it. A lot serves one step: its second one is refused, but under a
-    law whose lots hold every record.
+    law, if the lot was drawn by it. A lot serves one step: a second one about the same weights, or
+    charged to the same ledger, is refused, but under a law whose lots hold every record. A lot is
+    known by its mask, so each needs a mask of its own. Where lots are paid for by the pass
+    (`ShuffledLots`) every step pays for one: train with `DPModel.fit`, which knows where passes
+    begin.
 
     In eager code the step is compiled once per model, loss, optimizer and form of the lots. Inside
     of a `tf.function` it becomes a part of that graph, and the charge leaves it: an operation calls
@@ -71,22 +74,31 @@ def private_step(
     step = _step(model, loss, lot, optimizer, jit_compile, gradient_engine)
     step.begin(law)
 
-    def charge(lot):
-        LotReleases.of(ledger).claim(lot, law.full_batch)
-        optimizer.charge(ledger, law)
+    releases = optimizer._lot_releases
 
-    if tf.executing_eagerly():
-        LotReleases.of(ledger).claim(lot, law.full_batch)
-        with optimizer.charged(ledger, law, 1):
-            step.compiled(lot, law.expected_lot_size)
+    def charge(lot):
+        claim = releases.claim(lot, model.trainable_variables, ledger, law.full_batch)
+        try:
+            optimizer.charge(ledger, law)
+        except BaseException:
+            claim.undo()
+            raise
+        if law.full_batch:
+            releases.expire()  # the lot was allowed above
+
+    if not tf.executing_eagerly():
+        if optimizer.event_varies:
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} inside of a tf.function: its next event "
+                "follows from what it released. Call private_step from Python, which compiles it "
+                "by itself."
+            )
+        with tf.control_dependencies(when_run(charge, lot)):
+            step.take(lot, law.expected_lot_size)
         return
-    if optimizer.event_varies:
-        raise ValueError(
-            f"optimizer={type(optimizer).__name__} inside of a tf.function: its next event follows "
-            "from what it released. Call private_step from Python, which compiles it by itself."
-        )
-    with tf.control_dependencies(when_run(charge, lot)):
-        step.take(lot, law.expected_lot_size)
+    charge(lot)
+    with optimizer.expiring(1):
+        step.compiled(lot, law.expected_lot_size)
 
 
 class _Step:

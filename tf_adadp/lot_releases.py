@@ -1,17 +1,18 @@
-"""Counts the releases from each lot: one charge pays for one release from one lot."""
+"""Knows the lots that releases were made from: one charge pays for one release from one lot."""
 
 import collections
 import threading
 import weakref
-import zlib
 
 import numpy as np
 import tensorflow as tf
 
-_REMEMBERED_BYTES = 16 * 2**20  # of masks, which are kept so that no other lot gets their place
-_SAMPLED_BYTES = 2**14
-_of_ledgers = weakref.WeakKeyDictionary()
+_REMEMBERED_BYTES = 64 * 2**20  # of masks that nobody else keeps
+_ENTRY_BYTES = 1000  # what remembering one takes besides
 _lock = threading.RLock()
+_lots = {}  # address of the mask: _Lot
+_kept = collections.OrderedDict()  # the same, those whose mask is kept here
+_kept_bytes = 0
 
 
 def when_run(function, lot):
@@ -35,114 +36,184 @@ def when_run(function, lot):
 
 
 class LotReleases:
-    """The lots that releases were made from, for one ledger, and what each was charged for.
+    """The releases that one optimizer may make, from the lots it was charged for.
 
     Two releases from one Poisson lot share its sampling, so they cost one release of multiplier
     σ*/√2, which is more than two releases from two lots. A lot therefore allows as many releases as
-    one charge of it paid for: one, or the `releases_per_lot` of `DPOptimizer.charge`. Under a law
-    whose lots hold every record nothing is amplified, and every charge allows a release from any
-    lot.
+    one charge of it paid for: one, or the `releases_per_lot` of `DPOptimizer.charge`. That holds
+    for all releases about the same weights or in the same ledger, by whichever optimizer. Under a
+    law whose lots hold every record nothing is amplified, and a lot may be used again.
 
-    A lot is known by the memory that its tensors are in. The mask of a lot is kept, so that its
-    place stays taken: 16 MiB of masks, of the lots used last. A lot of no rows has no place in
-    memory, and is not known again.
+    A lot is known by the memory of its mask, whatever becomes of its records: every lot needs a
+    mask of its own, as `take`, `as_dataset` and `make_lot` give it. It is known as long as its mask
+    is anywhere in memory, and the masks of the last lots are kept (64 MiB, thousands of lots). A
+    lot of no rows has no place in memory, and is not known again; nor is one whose mask is copied.
     """
 
     def __init__(self):
-        self._lots = collections.OrderedDict()  # key: [mask, references, releases left]
-        self._bytes = 0
         self._tickets = collections.deque()  # of charges that pay for several releases from a lot
-        self._again = 0  # charges of full batches: each allows one release from any lot
+        self._full_batches = 0  # charges under laws whose lots hold every record
+        self._weights = None  # weak references, shared by all claims
+        self._ledger = None  # a weak reference to the one charged last
+        self._paid = None  # law and releases per lot of that charge, and where it ended
 
-    @classmethod
-    def of(cls, ledger):
-        """Returns the releases of a ledger; the same object for the same ledger."""
-        with _lock:
-            if ledger not in _of_ledgers:
-                _of_ledgers[ledger] = cls()
-            return _of_ledgers[ledger]
+    def position(self, ledger, law, position, releases_per_lot):
+        """Returns where in a pass of lots a charge begins.
 
-    def pay(self, law, lots, releases_per_lot):
+        That is `position`, or 0, a new pass, where the last charge of that ledger did not end
+        there, or had another price: then nobody paid for the pass that it lies in.
+        """
+        if position % law.lots_per_pass == 0:
+            return position
+        last = None if self._ledger is None else self._ledger()
+        goes_on = last is not None and last.is_one_with(ledger)
+        return position if goes_on and self._paid == (law, releases_per_lot, position) else 0
+
+    def pay(self, ledger, law, lots, position, releases_per_lot):
         """Records a charge of `lots` lots drawn by `law`, with so many releases from each."""
         with _lock:
+            self._ledger = weakref.ref(ledger)
+            self._paid = law, releases_per_lot, position + lots
             if law.full_batch:
-                self._again += lots * releases_per_lot
+                self._full_batches += lots * releases_per_lot
             elif releases_per_lot > 1:
                 self._tickets.extend([releases_per_lot] * lots)
 
-    def claim(self, lot, full_batch=False):
+    def expire(self):
+        """Forgets charges that no release was made for."""
+        with _lock:
+            self._tickets.clear()
+            self._full_batches = 0
+
+    def claim(self, lot, variables, ledger=None, full_batch=False):
         """Takes one release from a lot, before it is made.
 
         Args:
             lot: `((x, y, sample_weight), mask)` of eager tensors.
-            full_batch: whether the release is charged under a law whose lots hold every record.
+            variables: the weights that the release is about.
+            ledger: the ledger that is charged; None for the one that was charged last.
+            full_batch: whether it is charged under a law whose lots hold every record.
 
         Returns:
-            Whether the lot had a release before, which a charge of several releases paid for.
+            A `Claim`.
 
         Raises:
             ValueError: every release that the lot was charged for was made.
         """
-        _, mask = lot
+        mask = lot[1]
         if 0 in mask.shape:
-            return False
-        key, references = _place(lot)
+            return Claim()
         with _lock:
-            known = self._lots.get(key)
-            if known is None or any(r() is None for r in known[1]):
-                left = self._tickets.popleft() if self._tickets and not full_batch else 1
-                self._remember(key, [mask, references, left - 1])
-                return False
-            if full_batch:
-                return False
-            if known[2] > 0:
-                known[2] -= 1
-                return True
-            if self._again > 0:
-                self._again -= 1
-                return False
+            if self._weights is None:
+                self._weights = [weakref.ref(v) for v in variables]
+            if ledger is None and self._ledger is not None:
+                ledger = self._ledger()
+            known = _find(mask)
+            used = [c for c in known.claims if c.shares(ledger, variables)]
+            if not used:
+                if full_batch or self._full_batches:
+                    left, full_batch = 0, True
+                    self._full_batches = max(0, self._full_batches - 1)
+                else:
+                    left = (self._tickets.popleft() if self._tickets else 1) - 1
+                claim = Claim(known, self, ledger, self._weights, left, full_batch)
+                known.claims.append(claim)
+                return claim
+            if all(c.full_batch for c in used) and (full_batch or self._full_batches):
+                self._full_batches = max(0, self._full_batches - 1)
+                return Claim()
+            own = next((c for c in used if c.owner is self), None)
+            if len(used) == 1 and own is not None and own.left > 0:
+                own.left -= 1
+                return Claim(of_several=True)
         raise ValueError(
             "lot: this lot had a release already, and one charge pays for one release from one "
             "lot. Several releases from a lot share its sampling and cost more than releases from "
-            "as many lots. Draw a new lot for every release; or charge K releases from each lot "
-            "together, `optimizer.charge(ledger, law, releases_per_lot=K)`, and make them with "
-            "`clipped_sum` and `apply_private`."
+            "as many lots. Draw a new lot for every release, with a mask of its own; or charge K "
+            "releases from each lot together, `optimizer.charge(ledger, law, releases_per_lot=K)`, "
+            "and make them with `clipped_sum` and `apply_private`."
         )
 
-    def _remember(self, key, entry):
-        self._bytes += _size(entry[0]) - _size(self._lots.pop(key, [None])[0])
-        self._lots[key] = entry
-        while self._bytes > _REMEMBERED_BYTES and len(self._lots) > 1:
-            _, (mask, *_) = self._lots.popitem(last=False)
-            self._bytes -= _size(mask)
-
     def __reduce__(self):
-        return LotReleases, ()  # copies release from lots of their own
+        return LotReleases, ()  # a copy was charged for nothing
 
 
-def _size(tensor):
-    return 0 if tensor is None else 4 * int(np.prod(tensor.shape))
+class Claim:
+    """One release, or several, that an optimizer took from a lot.
 
-
-def _place(lot):
-    """Returns a hashable key of where a lot's tensors are, and weak references that it holds for.
-
-    Besides their addresses the key has a checksum of some of their bytes: a mask that serves many
-    lots can meet different records in one place.
+    Attributes:
+        of_several: whether a charge of several releases from the lot paid for it, and it is not
+            the first of them.
     """
-    key, references = [], []
-    for tensor in tf.nest.flatten(lot):
-        if tensor is None or tensor.dtype == tf.string:
-            continue
-        if "CPU" not in getattr(tensor, "device", "CPU"):
-            key.append(id(tensor))
-            references.append(weakref.ref(tensor))
-            continue
+
+    def __init__(
+        self, lot=None, owner=None, ledger=None, weights=(), left=0, full_batch=False,
+        of_several=False,
+    ):  # fmt: skip
+        self.left, self.full_batch, self.of_several = left, full_batch, of_several
+        self.owner = owner
+        self._lot, self._weights = lot, weights
+        self._ledger = None if ledger is None else weakref.ref(ledger)
+
+    def shares(self, ledger, variables):
+        """Whether another release is in the same ledger, or about the same weights."""
+        mine = None if self._ledger is None else self._ledger()
+        if mine is not None and ledger is not None and mine.is_one_with(ledger):
+            return True
+        return any(r() is v for r in self._weights for v in variables)
+
+    def undo(self):
+        """Gives the release back: it was not made, and nothing was charged."""
+        with _lock:
+            if self._lot is not None:
+                self._lot.claims.remove(self)
+
+
+class _Lot:
+    """A lot that had a release: its mask, where that is kept, and who took one."""
+
+    def __init__(self, mask, forget):
+        self.kept, self.claims = mask, []
         try:
-            rows = np.asarray(memoryview(tensor))
-        except (TypeError, ValueError, BufferError, RuntimeError):  # a type that NumPy has not
-            continue
-        some = rows.reshape(-1).view(np.uint8)
-        some = some[:: 1 + some.size // _SAMPLED_BYTES].tobytes()
-        key.append((rows.__array_interface__["data"][0], zlib.crc32(some)))
-    return tuple(key), references
+            self.seen = weakref.ref(mask, lambda _: forget(self))
+        except TypeError:
+            self.seen = lambda: None
+
+    @property
+    def alive(self):
+        """Whether the mask is still in its place."""
+        return self.kept is not None or self.seen() is not None
+
+
+def _find(mask):
+    """The `_Lot` of a mask, new where it was not seen; the last ones are kept in memory."""
+    global _kept_bytes
+    key = _address(mask)
+    lot = _lots.get(key)
+    if lot is None or not lot.alive:
+
+        def forget(lot):
+            with _lock:
+                if not lot.alive and _lots.get(key) is lot:
+                    del _lots[key]
+
+        lot = _lots[key] = _kept[key] = _Lot(mask, forget)
+        _kept_bytes += _size(mask)
+        while _kept_bytes > _REMEMBERED_BYTES and len(_kept) > 1:
+            old, dropped = _kept.popitem(last=False)
+            _kept_bytes -= _size(dropped.kept)
+            dropped.kept = None
+            if not dropped.alive and _lots.get(old) is dropped:
+                del _lots[old]
+    return lot
+
+
+def _size(mask):
+    return 4 * int(np.prod(mask.shape)) + _ENTRY_BYTES
+
+
+def _address(mask):
+    """Where a tensor is in memory; that of the object where it is on another device."""
+    if "CPU" not in str(getattr(mask, "device", "cpu")).upper():
+        return "object", id(mask)
+    return "memory", np.asarray(memoryview(mask)).__array_interface__["data"][0]

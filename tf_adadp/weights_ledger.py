@@ -1,6 +1,7 @@
 """The one ledger of a set of weights, whichever models and loops train them."""
 
 import copy
+import math
 import weakref
 
 import numpy as np
@@ -103,10 +104,16 @@ def changed_since(variables):
     )
 
 
+def note_changes(variables, ledger):
+    """Records in a ledger that variables are not what private training left, where it is so."""
+    if changed_since(variables):
+        ledger.mark_not_covered(CHANGED)
+
+
 def corner(variable):
-    """The first entries of a variable, as a NumPy array."""
+    """A few entries of a variable, from all over it, as a NumPy array."""
     value = tf.convert_to_tensor(variable.value)
-    return tf.reshape(value, [-1])[:256].numpy()
+    return tf.reshape(value, [-1])[:: 1 + math.prod(value.shape) // 256].numpy()
 
 
 def keep_in_copies(model):
@@ -117,6 +124,7 @@ def keep_in_copies(model):
     """
 
     def deepcopy(memo):
+        note_changes(model.weights, WeightsLedger().of([model, *model.weights]))
         rebuild, arguments = type(model).__reduce__(model)[:2]
         made = memo[id(model)] = rebuild(*arguments)
         ledger = WeightsLedger()
@@ -130,6 +138,7 @@ def keep_in_copies(model):
 
 def note_charged(weights, ledger):
     """Tags weights with a ledger that was charged for them, where it is not their own."""
+    note_changes(weights, ledger)
     forget_left(weights)
     for variable in weights:
         own = getattr(variable, LEDGER_TAG, None)

@@ -209,3 +209,29 @@ def test_public_training_before_is_no_change():
     model = plain_model()
     fit_plain(model)
     assert not says_changed(trained(model=model))
+
+
+def test_a_change_before_private_steps_of_another_kind_is_seen():
+    private = trained()
+    fit_plain(private.model)
+    lots, loss = dp.PoissonLots(*data(), expected_size=30), crossentropy()
+    optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)
+    for lot in lots.take(1, 16):
+        dp.private_step(private.model, loss, lot, optimizer, ledger=private.ledger, law=lots.law)
+    assert says_changed(private)
+
+
+def test_a_change_before_a_deep_copy_is_seen():
+    private = trained()
+    fit_plain(private.model)
+    assert says_changed(dp.DPModel(copy.deepcopy(private.model)))
+
+
+def test_a_change_of_a_part_of_a_weight_is_seen():
+    """Inputs that are always 0, as the corners of an image, leave their weights as they are."""
+    private = private_model(model=plain_model(keras.layers.Dense(400, use_bias=False)))
+    x, y = data()
+    private.fit(x, y, batch_size=30, verbose=0)
+    kernel = private.model.layers[0].kernel
+    kernel.assign(np.concatenate([kernel[:2], kernel[2:] + 1.0]))
+    assert says_changed(private)

@@ -2,12 +2,14 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import ROWS, crossentropy, data, plain_model
 
 import tf_adadp as dp
+from tf_adadp import lot_releases
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, PrivacyLedger
 
 DELTA = 1e-4
@@ -79,21 +81,44 @@ def test_a_joint_charge_pays_for_releases_from_its_own_lot_alone():
     assert optimizer.uncharged_releases == 3
 
 
-def test_two_optimizers_with_one_ledger_share_the_lots():
-    x, y = data()
+@pytest.mark.parametrize("shared", ["ledger", "united ledgers", "weights"])
+def test_a_lot_serves_one_release_for_one_account(shared):
+    """Two optimizers of one ledger; and one set of weights with a new ledger for every epoch."""
     (lot,) = lots_of().take(1, 16)
-    ledger, loss = PrivacyLedger(), crossentropy()
-    for i, (model, optimizer) in enumerate((built(), built())):
-        optimizer.charge(ledger, LAW)
-        if i == 1:
-            with pytest.raises(ValueError, match="had a release already"):
-                release(model, optimizer, lot, loss)
+    loss = crossentropy()
+    model, optimizer = built()
+    ledger, second = PrivacyLedger(), PrivacyLedger()
+    optimizer.charge(ledger, LAW)
+    release(model, optimizer, lot, loss)
+    if shared == "weights":
+        other = built(model=model)
+    else:
+        other = built()
+        if shared == "ledger":
+            second = ledger
         else:
-            release(model, optimizer, lot, loss)
-    # Another ledger is another account, of another model.
+            second.unite(ledger)
+    other[1].charge(second, LAW)
+    with pytest.raises(ValueError, match="had a release already"):
+        release(*other, lot, loss)
+    # Another model with a ledger of its own is another account.
     model, optimizer = built()
     optimizer.charge(PrivacyLedger(), LAW)
     release(model, optimizer, lot, loss)
+
+
+def test_a_joint_charge_is_for_the_optimizer_that_paid():
+    """With σ = 10 paid for two releases, the other optimizer's σ = 1 would cost 0.70 in place."""
+    (lot,) = lots_of().take(1, 16)
+    ledger, loss = PrivacyLedger(), crossentropy()
+    cheap = built(dp.DPSGD(0.1, noise_multiplier=10.0))
+    dear = built(dp.DPSGD(0.1, noise_multiplier=1.0))
+    cheap[1].charge(ledger, LAW, releases_per_lot=2)
+    dear[1].charge(ledger, LAW)
+    release(*cheap, lot, loss)
+    with pytest.raises(ValueError, match="had a release already"):
+        release(*dear, lot, loss)
+    release(*cheap, lot, loss)
 
 
 @pytest.mark.parametrize("law", [PoissonSampling(ROWS, ROWS), FixedSizeSampling(ROWS, ROWS)])
@@ -200,20 +225,26 @@ def test_a_lot_in_another_wrapping_is_the_same_lot():
             dp.private_step(model, loss, other, optimizer, ledger=ledger, law=LAW)
 
 
-def test_one_mask_for_many_lots_and_one_table_for_many_masks_are_legal():
-    """Rows with a mask of ones; and all records, of which a drawn mask takes some."""
+def test_other_records_under_the_mask_of_a_lot_are_that_lot():
+    """Augmented or normalised, cast or relabelled: what was drawn is known by its mask."""
+    model, optimizer = built()
+    ledger, loss, lots = PrivacyLedger(), crossentropy(), lots_of()
+    for (x, y, weight), mask in lots.take(3, 16):
+        lot = (x, y, weight), mask
+        dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=lots.law)
+        noisy = (x + tf.random.normal(tf.shape(x)), y, weight), mask
+        with pytest.raises(ValueError, match="with a mask of its own"):
+            dp.private_step(model, loss, noisy, optimizer, ledger=ledger, law=lots.law)
+    assert ledger.steps == 3
+
+
+def test_one_table_for_many_masks_is_legal():
+    """All records in memory, of which every lot takes some by a mask of its own."""
     model, optimizer = built()
     ledger, loss = PrivacyLedger(), crossentropy()
     x, y = data()
-    ones = tf.ones([1, 30])
     rng = np.random.default_rng(0)
-    for _ in range(40):
-        rows = rng.choice(ROWS, 30, replace=False)
-        lot = (tf.constant(x[None, rows]), tf.constant(y[None, rows]), None), ones
-        law = FixedSizeSampling(ROWS, 30)
-        dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=law)
     table = tf.constant(x[None]), tf.constant(y[None]), None
-    ledger = PrivacyLedger()
     for _ in range(40):
         mask = tf.constant((rng.random((1, ROWS)) < 0.25).astype(np.float32))
         dp.private_step(model, loss, (table, mask), optimizer, ledger=ledger, law=LAW)
@@ -229,18 +260,139 @@ def test_empty_lots_are_lots():
 
 
 def test_memory_of_lots_is_bounded(monkeypatch):
-    from tf_adadp import lot_releases
+    """Masks that somebody else keeps are known all the same: a list of lots of any length."""
+    monkeypatch.setattr(lot_releases, "_REMEMBERED_BYTES", 0)
+    releases, variable = lot_releases.LotReleases(), keras.Variable(0.0)
+    before = len(lot_releases._lots)
 
-    monkeypatch.setattr(lot_releases, "_REMEMBERED_BYTES", 1000)
-    releases = lot_releases.LotReleases()
+    def claim(mask):
+        return releases.claim(((tf.zeros([1, 50, 2]), None, None), mask), [variable])
+
     for _ in range(50):
-        mask = tf.ones([1, 50])
-        releases.claim(((tf.zeros([1, 50, 2]), None, None), mask))
-    assert len(releases._lots) == 5
-    assert releases._bytes == 1000
+        claim(tf.ones([1, 50]))
+    assert len(lot_releases._kept) == 1
+    assert len(lot_releases._lots) <= before + 2
+    kept = [tf.ones([1, 50]) for _ in range(50)]
+    for mask in kept:
+        claim(mask)
+    for mask in kept:
+        with pytest.raises(ValueError, match="had a release already"):
+            claim(mask)
+
+
+def test_permits_of_full_batches_are_for_full_batches():
+    model, optimizer = built()
+    ledger, loss = PrivacyLedger(), crossentropy()
+    law = PoissonSampling(ROWS, ROWS)
+    full = dp.make_lot(*data(), physical_batch_size=64)
+    for _ in range(3):
+        dp.private_step(model, loss, full, optimizer, ledger=ledger, law=law)
+    (lot,) = lots_of().take(1, 16)
+    optimizer.charge(ledger, LAW, 2)
+    release(model, optimizer, lot, loss)
+    with pytest.raises(ValueError, match="had a release already"):
+        release(model, optimizer, lot, loss)
+
+
+@pytest.mark.parametrize("make", [dp.DPSGD, dp.ADADP])
+def test_sums_that_were_changed_are_refused(make):
+    """Sums of four lots in the place of one's, for the price of one."""
+    model, optimizer = built(make(noise_multiplier=1.0))
+    loss = crossentropy()
+    first, second = lots_of().take(2, 16)
+    sums = dp.clipped_sum(model, loss, first, optimizer)
+    for i, more in enumerate(dp.clipped_sum(model, loss, second, optimizer)):
+        sums[i] += more
+    with pytest.raises(ValueError, match="sums were changed since they were clipped"):
+        optimizer.apply_private(sums, 60.0)
+    assert optimizer.releases == 0
+
+
+def test_refused_arguments_use_up_no_lot():
+    model, optimizer = built(dp.ADADP(noise_multiplier=1.0))
+    loss = crossentropy()
+    (lot,) = lots_of().take(1, 16)
+    sums = dp.clipped_sum(model, loss, lot, optimizer)
+    with pytest.raises(ValueError, match="expected_lot_size=0"):
+        optimizer.apply_private(sums, 0)
+    with pytest.raises(ValueError, match="regularization_gradients has 1 entries for 4"):
+        optimizer.apply_private(sums, 30.0, [None])
+    assert optimizer.releases == 0
+    optimizer.apply_private(sums, 30.0)
+
+
+def test_charges_that_were_paid_ahead_are_not_lost():
+    model, optimizer = built()
+    ledger, loss, lots = PrivacyLedger(), crossentropy(), lots_of()
+    optimizer.charge(ledger, lots.law, 3)
+    first, *others = lots.take(4, 16)
+    dp.private_step(model, loss, first, optimizer, ledger=ledger, law=lots.law)
+    for lot in others:
+        release(model, optimizer, lot, loss)
+    assert ledger.steps == optimizer.releases == 4
+    assert optimizer.uncharged_releases == 0
+
+
+# Lots that are paid for by the pass.
+
+
+SHUFFLED = dp.accounting.ShuffledSampling(ROWS, 30)  # passes of four lots
+
+
+def cost(*charges):
+    """The ε of charges (optimizer, arguments, …) on one ledger."""
+    ledger = PrivacyLedger()
+    for optimizer, arguments in charges:
+        optimizer.charge(ledger, SHUFFLED, **arguments)
+    return ledger.epsilon(DELTA)
+
+
+def passes(count, sigma=1.0):
+    return dp.accounting.epsilon(sigma / 2, 1.0, count, DELTA)
+
+
+def test_positions_within_a_pass_that_nobody_paid_for_pay_for_it():
+    """Counted from 1, a pass was free: ε read 0.0 for 9.65."""
+    _, optimizer = built()
+    assert cost(*((optimizer, {"position": i}) for i in (1, 2, 3))) == pytest.approx(passes(1))
+    _, optimizer = built()
+    assert cost(*((optimizer, {"position": i}) for i in range(8))) == pytest.approx(passes(2))
+
+
+def test_a_pass_is_paid_for_by_every_optimizer_and_price():
+    """A pass that σ = 10 paid for served σ = 1, and one release a lot served four."""
+    cheap, dear = (built(dp.DPSGD(0.1, noise_multiplier=s))[1] for s in (10.0, 1.0))
+    assert cost((cheap, {"position": 0}), *((dear, {"position": i}) for i in (1, 2, 3))) >= passes(
+        1
+    )
+    _, optimizer = built()
+    both = cost((optimizer, {"position": 0}), (optimizer, {"position": 1, "releases_per_lot": 4}))
+    assert both >= passes(1, 0.5)
+
+
+def test_a_new_ledger_within_a_pass_pays_for_it():
+    _, optimizer = built()
+    cost((optimizer, {"position": 0}))
+    assert cost((optimizer, {"position": 1})) == pytest.approx(passes(1))
 
 
 # Inside of tf.function.
+
+
+def test_a_charge_in_a_graph_is_refused():
+    """It charged when the graph was traced, once for any number of runs."""
+    model, optimizer = built()
+    loss, ledger, lots = crossentropy(), PrivacyLedger(), lots_of()
+
+    @tf.function(autograph=False)
+    def step(lot):
+        optimizer.charge(ledger, lots.law)
+        release(model, optimizer, lot, loss)
+
+    (lot,) = lots.take(1, 16)
+    with pytest.raises(RuntimeError, match="charge inside of a tf.function.*private_step"):
+        step(lot)
+    assert ledger.steps == optimizer.releases == 0
 
 
 def test_a_graph_that_runs_twice_on_a_lot_is_stopped_before_the_second_release():

@@ -207,6 +207,19 @@ def test_fit_goes_on_where_the_dataset_resamples():
     assert private.ledger.steps == 24
 
 
+def test_a_generator_that_fails_says_so():
+    def batches():
+        yield np.zeros((3, 2)), np.zeros(3)
+        raise OSError("the disk is gone")
+
+    signature = (tf.TensorSpec((None, 2)), tf.TensorSpec((None,)))
+    lots = DeclaredLots(tf.data.Dataset.from_generator(batches, output_signature=signature), LAW)
+    next(lots.take(1, 4))
+    for _ in range(2):
+        with pytest.raises((OSError, tf.errors.OpError), match="the disk is gone"):
+            next(lots.take(1, 4))
+
+
 def test_iterations_end_with_an_error():
     lots = DeclaredLots(numbers(3, 1), LAW)
     assert len(list(lots.take(2, 4))) == 2

@@ -268,9 +268,13 @@ class PrivacyLedger:
 
         For two ledgers that turn out to be about the same weights, whoever holds either of them.
         """
-        if self.__dict__ is not other.__dict__:
+        if not self.is_one_with(other):
             self.merge(other, same_data=True)
             other.__dict__ = self.__dict__
+
+    def is_one_with(self, other: "PrivacyLedger") -> bool:
+        """Whether the two are the same ledger, or were united."""
+        return self.__dict__ is other.__dict__
 
     def check_data(
         self,

@@ -158,7 +158,7 @@ class DPOptimizer:
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed, "examples")
         self._charged_releases = 0
-        self._lot_releases = LotReleases()  # until a ledger is charged
+        self._lot_releases = LotReleases()
         self._metrics_noise_multiplier = None
         self._build_failed = False
 
@@ -345,24 +345,30 @@ class DPOptimizer:
             law: the sampling law of the lots, `lots.law`.
             steps: the number of lots.
             position: where lots are paid for by the pass (`ShuffledLots`), how many of one
-                iteration over them were charged before; 0 charges a new pass.
+                iteration over them were charged before; 0 charges a new pass, and so does any
+                position that this optimizer's last charge of that ledger did not end at.
             reproducible_sampling: whether the lots are seeded.
             releases_per_lot: K ≥ 1, the number of releases to be made from each of these lots.
 
         Raises:
             ValueError: releases_per_lot > 1 and a step of this optimizer is not one noisy sum.
         """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "charge inside of a tf.function would charge once, when the graph is traced, and "
+                "not when it runs. Call it from Python before every run; or call "
+                "tf_adadp.private_step inside, which charges at every run."
+            )
         self._noise_key.check_process()
         self.record(
             ledger,
             law,
             steps,
-            position=position,
+            position=self._lot_releases.position(ledger, law, position, releases_per_lot),
             reproducible_sampling=reproducible_sampling,
             releases_per_lot=releases_per_lot,
         )
-        self._lot_releases = LotReleases.of(ledger)
-        self._lot_releases.pay(law, steps, releases_per_lot)
+        self._lot_releases.pay(ledger, law, steps, position, releases_per_lot)
         self._count_charged(steps)
         if self.built:
             note_charged(self._trainable_variables, ledger)
@@ -419,16 +425,22 @@ class DPOptimizer:
         A charge whose release was not made, after an error, stays in the ledger and expires here:
         it does not pay for a later release. Releases beyond `steps` stay uncharged.
         """
-        owed = self.uncharged_releases
         self.charge(
             ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
         )
+        with self.expiring(steps):
+            yield
+
+    @contextlib.contextmanager
+    def expiring(self, steps):
+        """Lets `steps` charges that were made for the `with` block expire where it ends."""
+        before = self._noise_key.releases
         try:
             yield
         finally:
-            with _CHARGING:
-                made = self._noise_key.releases - owed
-                self._charged_releases = min(self._charged_releases, made)
+            made = self._noise_key.releases - before
+            self._count_charged(-max(0, steps - made))
+            self._lot_releases.expire()
 
     def example_seed(self):
         """A fresh int64 [2] seed for the examples' own randomness: dropout, microbatch slots.
@@ -567,6 +579,12 @@ class DPOptimizer:
         """
         self._require_noise_multiplier()
         self._check_shapes(sums)
+        self._check_lot_size(expected_lot_size)
+        if regularization_gradients is not None and len(regularization_gradients) != len(sums):
+            raise ValueError(
+                f"regularization_gradients has {len(regularization_gradients)} entries for "
+                f"{len(sums)} variables: give one for each, None where there is none."
+            )
         self._check_set_is_known(sums)
         with tf.control_dependencies(self._claim_lot(sums)):
             released = self._release(sums, expected_lot_size)
@@ -580,8 +598,16 @@ class DPOptimizer:
 
     def _check_set_is_known(self, sums):
         """Refuses sums without their clipping set where that may have changed since."""
+        if _SET_OF_STEP.get():
+            return
+        if isinstance(sums, clipping.ClippedSums) and not sums.intact:
+            raise ValueError(
+                "sums were changed since they were clipped, so neither their lot nor the noise "
+                "that fits them is known. Release the sums of each lot as clipped_sum returned "
+                "them; to use more records in a step, make the lots larger."
+            )
         adapts = type(self).clipping_set is not DPOptimizer.clipping_set
-        if adapts and not _SET_OF_STEP.get() and getattr(sums, "clipping_set", None) is None:
+        if adapts and getattr(sums, "clipping_set", None) is None:
             raise ValueError(
                 f"sums do not say which set they were clipped to, and the clipping set of "
                 f"{type(self).__name__} changes with its releases, so no noise can be fitted to "
@@ -602,7 +628,7 @@ class DPOptimizer:
             return []
 
         def claim(lot):
-            if self._lot_releases.claim(lot):
+            if self._lot_releases.claim(lot, self._trainable_variables).of_several:
                 self._count_charged(1)
 
         return when_run(claim, lot)
@@ -629,13 +655,17 @@ class DPOptimizer:
 
     def _divisor(self, expected_lot_size):
         """L, or the number of slots: what sums are divided by, a public float32."""
+        self._check_lot_size(expected_lot_size)
+        if self.microbatch_size > 1:
+            expected_lot_size = self.num_slots(expected_lot_size)
+        return tf.cast(expected_lot_size, tf.float32)
+
+    def _check_lot_size(self, expected_lot_size):
+        """Refuses a lot size that is not above 0, where it is known."""
         known = tf.get_static_value(expected_lot_size)
         known = expected_lot_size if known is None else known
         if not tf.is_tensor(known):
             check_number("expected_lot_size", known, "a number above 0", above=0)
-        if self.microbatch_size > 1:
-            expected_lot_size = self.num_slots(expected_lot_size)
-        return tf.cast(expected_lot_size, tf.float32)
 
     def _with_noise(self, sums, stddevs, expected_lot_size, step, noise_multiplier=None):
         """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key.

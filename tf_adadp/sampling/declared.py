@@ -153,8 +153,8 @@ class _Stream:
                     f"the tensors of a batch of dataset differ in rows: {sorted(sizes)}."
                 )
             self._sizes.see(count := sizes.pop())
-        except ValueError as error:
-            self._error = error
+        except Exception as error:
+            self._error = error  # what comes after it would be other lots
             raise
         self._ahead.append((count, leaves))
         self._read += 1
