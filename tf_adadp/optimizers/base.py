@@ -47,8 +47,9 @@ class DPOptimizer:
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
         noise_multiplier: σ* > 0, noise std over sensitivity. It sets the privacy, so there is no
-            default: with None the optimizer can be made and saved, and whatever would release,
-            charge or compile with it raises. 0 only with `allow_no_noise=True`, charged ε = ∞.
+            default: an optimizer made with None has a configuration, but raises a ValueError when
+            it is compiled, charged or asked to release. 0 only with `allow_no_noise=True`, charged
+            ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
             longest prefix wins and every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
