@@ -138,7 +138,7 @@ def budgeted_directions(target, draws, seed=None):
 
     def run(neighbor):
         with audit.recorded_releases(optimizer) as releases:
-            optimizer.private_step(engine, one_example_lot(1e3, neighbor), 1.0)
+            optimizer.step_on_lot(engine, one_example_lot(1e3, neighbor), 1.0)
         (((released,), (stddev,)),) = releases
         total = 0.0
         for value, std, multiplier in (
@@ -165,8 +165,8 @@ def _agd(loss, target, draws, seed, variant, score):
 
     def run(neighbor):
         lot = one_example_lot(1e6, neighbor)
-        optimizer.private_step(engine, lot, 1.0)
-        optimizer.private_step(engine, lot, 1.0)
+        optimizer.step_on_lot(engine, lot, 1.0)
+        optimizer.step_on_lot(engine, lot, 1.0)
         return score(optimizer)
 
     pair = audit.draw_scores(optimizer, run, draws, seed=seed, jit_compile=True)

@@ -341,8 +341,8 @@ def test_steps_that_cannot_cover_metrics_are_refused():
             return law.event(self.noise_multiplier)
 
     class Mixin:
-        def private_step(self, *args, **kwargs):
-            return super().private_step(*args, **kwargs)
+        def step_on_lot(self, *args, **kwargs):
+            return super().step_on_lot(*args, **kwargs)
 
     class OwnStep(Mixin, DPOptimizer, keras.optimizers.SGD):
         pass

@@ -48,6 +48,26 @@ _SMALLEST_BOUND, _LARGEST_BOUND = 1e-10, 1e10
 _SMALLEST_WEIGHT = 1e-6
 
 
+class ClippedSums(list):
+    """The tensors of a clipped sum, with the set that they were clipped to and their lot.
+
+    The noise has to fit that set, whatever an adaptive optimizer releases in between; and a lot
+    allows as many releases as it was charged for. A copy of the list, or what a `tf.function`
+    returns of it, has neither.
+
+    Args:
+        sums: float32 tensors, one per trainable variable.
+        clipping_set: the `ClippingSet` that every example was clipped to.
+        lot: `((x, y, sample_weight), mask)` that they are the sum over; None where that is not
+            known, and on you.
+    """
+
+    def __init__(self, sums=(), clipping_set=None, lot=None):
+        super().__init__(sums)
+        self.clipping_set = clipping_set
+        self.lot = lot
+
+
 class ClippingSet(abc.ABC):
     """A set K of vectors, one block per trainable variable, fixed before the step's data.
 
@@ -93,9 +113,10 @@ class ClippingSet(abc.ABC):
                 outside [0, 1], NaN included, are pulled in: a larger one would be a sensitivity.
 
         Returns:
-            list of float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row with a non-finite
-            entry in any variable contributes exactly 0, and so does one whose norm, of g or for
-            an ellipsoid of (g − a)/b, overflows float32 (its square does, above 1.8·10¹⁹).
+            `ClippedSums` of this set: float32 tensors [*shape_v], Σ_x mask_x · clip(g_x). A row
+            with a non-finite entry in any variable contributes exactly 0, and so does one whose
+            norm, of g or for an ellipsoid of (g − a)/b, overflows float32 (its square does, above
+            1.8·10¹⁹).
         """
 
     @abc.abstractmethod
@@ -143,7 +164,7 @@ class _ScaledRows(ClippingSet):
 
     def clipped_sum(self, grads, mask):
         weights, sums = self._weights_and_sums(grads, _clean(mask))
-        return [weighted_sum(w) for w, weighted_sum in zip(weights, sums, strict=True)]
+        return ClippedSums((f(w) for w, f in zip(weights, sums, strict=True)), self)
 
     def _weights_and_sums(self, grads, mask):
         """mask/divisor (0 for a row that is not finite), and functions that sum weighted rows."""
@@ -277,7 +298,8 @@ class Box(ClippingSet):
         """The sum of the rows clipped coordinate by coordinate."""
         rows, ok = self._checked(grads)
         weights = tf.where(ok, _clean(mask), 0.0)
-        return [r.clipped_sum(c, weights) for r, c in zip(rows, self._bounds, strict=True)]
+        sums = (r.clipped_sum(c, weights) for r, c in zip(rows, self._bounds, strict=True))
+        return ClippedSums(sums, self)
 
     def _checked(self, grads):
         """The rows, and which of them are finite in all variables."""
@@ -398,11 +420,12 @@ class Switch(ClippingSet):
 
     def clipped_sum(self, grads, mask):
         """The sum of the rows clipped into the chosen set."""
-        return tf.cond(
+        sums = tf.cond(
             self._predicate,
-            lambda: self._if_true.clipped_sum(grads, mask),
-            lambda: self._if_false.clipped_sum(grads, mask),
+            lambda: list(self._if_true.clipped_sum(grads, mask)),
+            lambda: list(self._if_false.clipped_sum(grads, mask)),
         )
+        return ClippedSums(sums, self)
 
     def noise_stddev(self, noise_multiplier, num_variables):
         """That of the chosen set."""

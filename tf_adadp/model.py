@@ -1,5 +1,6 @@
 """DPModel: any Keras model, trained with differential privacy."""
 
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -24,7 +25,18 @@ from tf_adadp.sampling import (
     UserLots,
     make_lot,
 )
-from tf_adadp.weights_ledger import UNCHARGED, LedgerState, WeightsLedger, uncharged_releases
+from tf_adadp.sampling.lot_sizes import ContradictedLaw
+from tf_adadp.weights_ledger import (
+    CHANGED,
+    UNCHARGED,
+    LedgerState,
+    WeightsLedger,
+    changed_since,
+    forget_left,
+    keep_in_copies,
+    remember_left,
+    uncharged_releases,
+)
 
 _LOTS = (
     PoissonLots,
@@ -80,12 +92,20 @@ class DPModel(keras.Model):
             the cost of ordinary training; "vectorized": per-example gradients by
             `tf.vectorized_map`; "auto": "ghost" wherever it can follow the model. Both give the
             same sums, up to rounding.
+        ledger: a `PrivacyLedger` of what the weights cost before, for histories that cannot be
+            seen: weights copied by `clone_model` and `set_weights`, read from a file of a plain
+            model, or trained in another process. This model goes on in that ledger. None where
+            the weights are new or public, and where they were trained by a DPModel, or by a
+            custom loop that charged a ledger, in this process: that history is found.
 
     Raises:
+        TypeError: model is no plain `keras.Model`, or ledger no `PrivacyLedger`.
         ValueError: where a layer mixes examples or keeps statistics of raw data.
     """
 
-    def __init__(self, model, physical_batch_size=None, gradient_engine="auto", **kwargs):
+    def __init__(
+        self, model, physical_batch_size=None, gradient_engine="auto", ledger=None, **kwargs
+    ):
         if not isinstance(model, keras.Model):
             raise TypeError(f"model={model!r}: give a keras.Model.")
         if isinstance(model, DPModel):
@@ -110,6 +130,9 @@ class DPModel(keras.Model):
         self.physical_batch_size = physical_batch_size
         self.gradient_engine = gradient_engine
         self._weights_ledger = WeightsLedger()
+        if ledger is not None:
+            self._weights_ledger.start_from(ledger, model)
+        keep_in_copies(model)
         self._ledger_state = LedgerState(self)
         self._run = Run()
         self._warned_of_raw_metrics = False
@@ -213,7 +236,7 @@ class DPModel(keras.Model):
     def get_compile_config(self):
         """Keras's compile configuration, with the arguments that differ as they were given."""
         config = super().get_compile_config()
-        if config is not None:
+        if config:  # compiled
             released = self._released_metrics
             config["jit_compile"] = self._body_jit_compile
             config["released_metrics"] = keras.saving.serialize_keras_object(released)
@@ -328,6 +351,7 @@ class DPModel(keras.Model):
         executions = math.ceil(steps_per_epoch / self.steps_per_execution)
         num_lots = max(1, epochs - initial_epoch) * executions * self.steps_per_execution
         self._run.lots = private_state.LotsInUse.of(lots, num_lots)
+        self._run.supply = lots.supply()
         dataset = lots.as_dataset(self._physical_batch_size(lots.expected_size), num_lots)
         dataset, self._run.share = replicas.distribute(dataset, self.distribute_strategy)
         self._warn_of_raw_metrics()
@@ -336,7 +360,7 @@ class DPModel(keras.Model):
                 validation_batch_size = min(256, lots.num_examples or 256)
             elif batch_size is not None:  # the steps are to cover the records that Keras's do
                 validation_batch_size = math.ceil(batch_size)
-        with self._run.fitting(callbacks):
+        with self._leaving_weights(), self._run.fitting(callbacks):
             return super().fit(
                 x=dataset,
                 shuffle=False,
@@ -362,6 +386,10 @@ class DPModel(keras.Model):
         law=None,
     ):
         """One private step on a batch that the caller sampled.
+
+        One call is one release, charged as one from a batch of its own. Two calls with the same
+        batch are two releases from one batch, which cost more than is charged for them: sample a
+        batch for every call.
 
         Args:
             law: how the batch was sampled, e.g. `accounting.PoissonSampling(N, L)`; it is recorded
@@ -402,7 +430,8 @@ class DPModel(keras.Model):
         lot = make_lot(*batch, physical_batch_size=self._physical_batch_size(expected_size))
         self.make_train_function()
         self.reset_metrics()
-        logs = self.train_function(iter([lot]))
+        with self._leaving_weights():
+            logs = self.train_function(iter([lot]))
         logs = {name: float(value) for name, value in logs.items()}
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
@@ -420,6 +449,7 @@ class DPModel(keras.Model):
             self._check_iterations()
             law, sampling = self._run.law, self._run.reproducible_sampling
             position = self._run.position_of(iterator)
+            self._check_supply(steps)
             before = self._run.snapshot(self) if self.optimizer.moves_every_step else None
             uncharged = self.optimizer.uncharged_releases
             with self.optimizer.charged(
@@ -442,6 +472,28 @@ class DPModel(keras.Model):
 
         self.train_function = charge_and_run
 
+    @contextlib.contextmanager
+    def _leaving_weights(self):
+        """Private training runs; what it leaves is remembered, to see changes by others."""
+        self._look_for_changes()
+        try:
+            yield
+        finally:
+            remember_left(self.trainable_variables)
+
+    def _look_for_changes(self):
+        if not self._run.active and changed_since(self.weights):
+            self._weights_ledger.of(self._ledger_carriers).mark_not_covered(CHANGED)
+            forget_left(self.weights)
+
+    def _check_supply(self, steps):
+        """Raises a ValueError where so many more lots of the running `fit` cannot be drawn."""
+        try:
+            self._run.supply(steps)
+        except ContradictedLaw as error:
+            self.ledger.mark_unknown(f"the declared sampling law does not hold: {error}")
+            raise
+
     def train_step(self, lot):
         """One lot, or a replica's share of one: clip and sum its gradients, release, update."""
         optimizer, run = self.optimizer, self._run
@@ -458,7 +510,7 @@ class DPModel(keras.Model):
             regularization_gradients = tape.gradient(
                 regularization, [v.value for v in self.trainable_variables]
             )
-        loss = optimizer.private_step(
+        loss = optimizer.step_on_lot(
             run.engine,
             lot,
             run.expected_size.value(),
@@ -535,6 +587,7 @@ class DPModel(keras.Model):
 
         One ledger for all DPModels that have a privately trained variable in common, frozen or not.
         """
+        self._look_for_changes()
         return self._weights_ledger.of(self._ledger_carriers)
 
     @property
@@ -699,6 +752,7 @@ class DPModel(keras.Model):
             text = np.asarray(store["ledger"]).tobytes().decode()
         except KeyError:
             self._run.met = None
+            forget_left(self.weights)
             self.ledger.mark_unknown(_NO_LEDGER)
             self._weights_ledger.keep(self._ledger_carriers)
         else:
@@ -708,6 +762,7 @@ class DPModel(keras.Model):
     def take_over(self, text):
         """Merges the ledger of weights that are being loaded; a damaged one fails closed."""
         self._run.met = None  # the optimizer's state comes with them
+        forget_left(self.weights)
         try:
             self.ledger.merge(PrivacyLedger.from_json(text), same_data=True)
         except ValueError as error:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyWarning
+from tf_adadp.weights_ledger import corner
 
 
 class Run:
@@ -30,6 +31,7 @@ class Run:
         self.share = None  # makes a lot of what a replica is given
         self.position = 0  # how many lots of the iterator were charged
         self.lots = None  # a `private_state.LotsInUse`, of the last fit
+        self.supply = _endless  # raises where lots cannot be drawn, see `Lots.supply`
         self.resumed_lots = None  # what `load_private_state` brought for the next fit
         self.reproducible_sampling = False
         self.active = False
@@ -63,7 +65,7 @@ class Run:
         """Lots of this law come next."""
         self.law = law
         self.iterator, self.position = None, 0
-        self.lots, self.resumed_lots = None, None
+        self.lots, self.resumed_lots, self.supply = None, None, _endless
         self.reproducible_sampling = reproducible_sampling
         if self.expected_size is None:
             self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
@@ -109,14 +111,14 @@ class Run:
 
     def snapshot(self, model):
         """A few entries of every trainable weight, at the first execution of a run."""
-        return None if self._warned else [_corner(v) for v in model.trainable_variables]
+        return None if self._warned else [corner(v) for v in model.trainable_variables]
 
     def warn_if_unmoved(self, model, before):
         """Warns where the first step left every weight as it was in `before`, its snapshot."""
         if before is None:
             return
         self._warned = True
-        after = [_corner(v) for v in model.trainable_variables]
+        after = [corner(v) for v in model.trainable_variables]
         if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
             warnings.warn(
                 "The first step moved no trainable weight, and cost privacy all the same: look at "
@@ -126,6 +128,5 @@ class Run:
             )
 
 
-def _corner(variable):
-    value = tf.convert_to_tensor(variable.value)
-    return tf.reshape(value, [-1])[:256].numpy()
+def _endless(count):
+    """Lots that never end."""

@@ -1,7 +1,9 @@
 """The one ledger of a set of weights, whichever models and loops train them."""
 
+import copy
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
@@ -11,6 +13,12 @@ from tf_adadp.accounting import PrivacyLedger
 OPTIMIZERS_TAG = "_tf_adadp_optimizers"
 LEDGER_TAG = "_tf_adadp_ledger"
 CHARGED_TAG = "_tf_adadp_charged_ledgers"
+# A few entries of a variable, as the last private training left it.
+LEFT_TAG = "_tf_adadp_left"
+CHANGED = (
+    "the weights are not those that the last private step left: the plain model was trained, "
+    "loaded or set by other means since, and what that used of the records is not in epsilon"
+)
 UNCHARGED = "{} releases of the optimizer were not charged"
 
 
@@ -24,6 +32,13 @@ class WeightsLedger:
 
     def __init__(self):
         self.last = PrivacyLedger()  # as it was found last; enough while nothing else trains
+
+    def start_from(self, ledger, model):
+        """Takes up the ledger of what the weights of a model cost before, as the user gives it."""
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"ledger={ledger!r}: give a tf_adadp.PrivacyLedger, or None.")
+        self.last = ledger
+        self.keep([model, *model.weights])
 
     def of(self, weights):
         """The ledger of all of `weights`: those that were apart until now become one."""
@@ -66,8 +81,56 @@ class WeightsLedger:
             self.of(weights).mark_unknown(UNCHARGED.format(uncharged))
 
 
+def remember_left(variables):
+    """Remembers what private training left, to see changes by others."""
+    for variable in variables:
+        setattr(variable, LEFT_TAG, corner(variable))
+
+
+def forget_left(variables):
+    """Forgets it, where a private step, or weights with their ledger, come next."""
+    for variable in variables:
+        if hasattr(variable, LEFT_TAG):
+            delattr(variable, LEFT_TAG)
+
+
+def changed_since(variables):
+    """Whether one of the variables is not what private training left."""
+    return any(
+        not np.array_equal(corner(v), getattr(v, LEFT_TAG), equal_nan=True)
+        for v in variables
+        if hasattr(v, LEFT_TAG)
+    )
+
+
+def corner(variable):
+    """The first entries of a variable, as a NumPy array."""
+    value = tf.convert_to_tensor(variable.value)
+    return tf.reshape(value, [-1])[:256].numpy()
+
+
+def keep_in_copies(model):
+    """Makes `copy.deepcopy` of a plain model bring the history of its weights along.
+
+    Keras copies a model by saving and loading it, which knows of no ledger. The copy's history is
+    that of the model at the time; what is released about either later is its own.
+    """
+
+    def deepcopy(memo):
+        rebuild, arguments = type(model).__reduce__(model)[:2]
+        made = memo[id(model)] = rebuild(*arguments)
+        ledger = WeightsLedger()
+        ledger.last = copy.deepcopy(WeightsLedger().of([model, *model.weights]))
+        ledger.keep([made, *made.weights])
+        keep_in_copies(made)
+        return made
+
+    model.__dict__["__deepcopy__"] = deepcopy  # past Keras's tracking
+
+
 def note_charged(weights, ledger):
     """Tags weights with a ledger that was charged for them, where it is not their own."""
+    forget_left(weights)
     for variable in weights:
         own = getattr(variable, LEDGER_TAG, None)
         charged = getattr(variable, CHARGED_TAG, ())

@@ -645,7 +645,7 @@ def edit(**changes):
         (lambda text: text.replace('"count": 30', '"count": 3'), "edited or damaged"),
         (lambda text: text.replace("16.0", "61.0"), "edited or damaged"),
         (lambda text: text.replace("16.0", "NaN"), "not finite"),
-        (edit(version=3), "version is 3.*reads versions 1 to 2"),
+        (edit(version=4), "version is 4.*reads versions 1 to 3"),
         (edit(format="other"), "format"),
         (edit(ledger={"entries": []}), "incomplete"),
         (edit(ledger={**EMPTY, "entries": {}}), "malformed"),

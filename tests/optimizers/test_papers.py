@@ -297,8 +297,9 @@ def test_budgeted_noise_has_its_std():
     first = optimizer._direction[0].numpy()
     assert first.std() == pytest.approx(1.5, rel=0.05)
     before = optimizer._trainable_variables[0].numpy()
-    optimizer._in_private_step = True
-    optimizer.apply_private([tf.zeros((40, 100))], 10.0)
+    optimizer._in_step = True
+    sums = dp.ClippedSums([tf.zeros((40, 100))], optimizer.clipping_set())
+    optimizer.apply_private(sums, 10.0)
     main = (before - optimizer._trainable_variables[0].numpy()).reshape(-1)
     # Independent of the main release, though both come from one seed; 4.5/√4000 = 0.07.
     assert abs(np.corrcoef(first.reshape(-1), main)[0, 1]) < 0.07

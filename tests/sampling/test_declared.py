@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import private_model
 
+from tf_adadp import accounting
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, UnknownSampling
 from tf_adadp.sampling import DeclaredLots
+from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck
 
 LAW = PoissonSampling(num_examples=10, expected_size=4)
 
@@ -48,8 +51,8 @@ def test_the_law_is_marked_as_declared_and_gives_the_sizes():
     assert DeclaredLots(numbers(3), LAW, steps_per_epoch=7).steps_per_epoch == 7
 
 
-def test_the_dataset_is_one_stream_and_is_repeated():
-    lots = DeclaredLots(numbers(1, 2), LAW)
+def test_a_dataset_that_resamples_is_one_stream_and_is_repeated():
+    lots = DeclaredLots(numbers(1, 2), LAW, resamples=True)
     one, two = [0], [1, 2]
     assert ids(lots.take(3, 4)) == [one, two, one]
     assert ids(lots.as_dataset(4, num_lots=2)) == [two, one]
@@ -149,3 +152,158 @@ def test_an_empty_dataset_is_refused():
 def test_bad_steps_per_epoch_are_refused(steps, error):
     with pytest.raises(error, match=f"steps_per_epoch must be .*, got {steps}"):
         DeclaredLots(numbers(3), LAW, steps_per_epoch=steps)
+
+
+# Datasets that end.
+
+
+def poisson_lots(count, law, seed=0):
+    """A dataset of so many lots, each drawn by a Poisson law, once."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(law.num_examples, 6)).astype(np.float32)
+    drawn = [rng.random(law.num_examples) < law.probability for _ in range(count)]
+
+    def batches():
+        for rows in drawn:
+            yield x[rows], np.zeros(rows.sum(), np.int32)
+
+    signature = (tf.TensorSpec((None, 6), tf.float32), tf.TensorSpec((None,), tf.int32))
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
+def test_fit_stops_before_lots_are_replayed(steps_per_execution):
+    """20 lots used for 10 epochs read ε = 1.04; ten releases from each cost 15.4."""
+    assert accounting.epsilon(1.0, 0.01, 200, 1e-4) == pytest.approx(1.035, abs=1e-3)
+    assert accounting.epsilon(10**-0.5, 0.01, 20, 1e-4) == pytest.approx(15.428, abs=1e-3)
+    law = PoissonSampling(1000, 10)
+    lots = DeclaredLots(poisson_lots(20, law), law, steps_per_epoch=20)
+    private = private_model(steps_per_execution=steps_per_execution)
+    with pytest.raises(ValueError, match="came to its end after 20 batches.*resamples=True"):
+        private.fit(lots, epochs=10, verbose=0)
+    whole = 20 - 20 % steps_per_execution
+    assert private.ledger.steps == private.optimizer.releases == whole
+    # The stream stays at its end.
+    with pytest.raises(ValueError, match="came to its end after 20 batches"):
+        private.fit(lots, epochs=1, steps_per_epoch=20, verbose=0)
+
+
+def test_fit_uses_every_lot_there_is():
+    law = PoissonSampling(1000, 10)
+    lots = DeclaredLots(poisson_lots(20, law), law, steps_per_epoch=10)
+    private = private_model()
+    private.fit(lots, epochs=1, verbose=0)
+    assert private.ledger.steps == 10
+    with pytest.raises(ValueError, match="came to its end"):  # what is drawn ahead is not trained
+        private.fit(lots, epochs=2, verbose=0)
+    assert 18 <= private.ledger.steps <= 20
+
+
+def test_fit_goes_on_where_the_dataset_resamples():
+    law = PoissonSampling(1000, 10)
+    lots = DeclaredLots(poisson_lots(5, law), law, steps_per_epoch=12, resamples=True)
+    private = private_model()
+    private.fit(lots, epochs=2, verbose=0)
+    assert private.ledger.steps == 24
+
+
+def test_iterations_end_with_an_error():
+    lots = DeclaredLots(numbers(3, 1), LAW)
+    assert len(list(lots.take(2, 4))) == 2
+    with pytest.raises(ValueError, match="came to its end after 2 batches"):
+        next(lots.take(1, 4))
+    lots = DeclaredLots(numbers(3, 1), LAW)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="came to its end after 2 batches"):
+        list(lots.as_dataset(4, num_lots=3))
+
+
+@pytest.mark.parametrize("resamples", [1, None, "yes"])
+def test_resamples_is_a_bool(resamples):
+    with pytest.raises(TypeError, match="resamples must be True or False"):
+        DeclaredLots(numbers(3), LAW, resamples=resamples)
+
+
+# Batches that contradict their law.
+
+
+def records(count=3000):
+    return tf.data.Dataset.from_tensor_slices((np.zeros((count, 6), np.float32), np.zeros(count)))
+
+
+PIPELINES = [
+    lambda d: d.batch(30),
+    lambda d: d.batch(30, drop_remainder=True),
+    lambda d: d.shuffle(100).batch(30).prefetch(2),
+    lambda d: d.batch(30).shuffle(10).cache().take(50).skip(1).repeat(),
+    lambda d: d.padded_batch(30),
+    lambda d: d.batch(30, num_parallel_calls=2),
+    lambda d: d.batch(30, drop_remainder=True).map(lambda x, y: (x + 1, y)),
+    lambda d: d.batch(30).with_options(tf.data.Options()),
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_batches_of_one_size_are_not_poisson(pipeline):
+    law = PoissonSampling(3000, 30)
+    with pytest.raises(ValueError, match="cut into batches of 30.*PoissonLots") as error:
+        DeclaredLots(pipeline(records()), law)
+    assert "DeclaredLots" not in str(error.value)
+
+
+def test_batches_of_the_declared_size_are_legal():
+    DeclaredLots(records().batch(30), FixedSizeSampling(3000, 30))
+    DeclaredLots(records().batch(3000).repeat(), PoissonSampling(3000, 3000))
+    DeclaredLots(records().batch(3000), PoissonSampling(3000, 2999))  # one lot has some size
+    with pytest.raises(ValueError, match="cut into batches of 30.*have another size"):
+        DeclaredLots(records().batch(30), FixedSizeSampling(3000, 60))
+
+
+def test_batches_that_hide_behind_a_map_are_found_by_their_sizes():
+    law = PoissonSampling(3000, 30)
+    hidden = records().batch(30).map(lambda x, y: (tf.boolean_mask(x, y == 0), y))
+    lots = DeclaredLots(hidden, law)
+    private = private_model()
+    with pytest.raises(ContradictedLaw, match="batches of dataset have 30 rows each"):
+        private.fit(lots, epochs=1, verbose=0)
+    assert private.ledger.steps < 15
+    with pytest.raises(ValueError, match="the declared sampling law does not hold"):
+        private.epsilon(1e-4)
+
+
+def test_a_fixed_size_that_varies_is_found_before_it_is_charged():
+    lots = DeclaredLots(
+        poisson_lots(9, PoissonSampling(1000, 10)), FixedSizeSampling(1000, 10), steps_per_epoch=9
+    )
+    private = private_model(steps_per_execution=3)
+    with pytest.raises(ContradictedLaw, match="but its law says 10 in every lot"):
+        private.fit(lots, epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="the declared sampling law does not hold"):
+        private.epsilon(1e-4)
+
+
+def test_true_laws_are_not_refused():
+    """20 streams of 2,000 lots of few distinct sizes; a false alarm has probability 2e-8."""
+    rng = np.random.default_rng(1)
+    for n, p in ((3, 0.3), (1000, 1e-3), (50, 0.98), (10, 0.5)):
+        for _ in range(5):
+            check = SizeCheck(PoissonSampling(n, n * p))
+            for size in rng.binomial(n, p, 2000):
+                check.see(size)
+
+
+@pytest.mark.parametrize(("n", "size", "lots"), [(3000, 30, 11), (60_000, 600, 8), (100, 90, 11)])
+def test_how_many_equal_lots_are_too_many(n, size, lots):
+    check = SizeCheck(PoissonSampling(n, size))
+    for _ in range(lots - 1):
+        check.see(size)
+    for _ in range(4):
+        try:
+            check.see(size)
+        except ContradictedLaw:
+            return
+    pytest.fail("equal lots were not refused")
+
+
+def test_a_lot_of_more_records_than_there_are():
+    with pytest.raises(ContradictedLaw, match="its law says that there are 10 records"):
+        next(DeclaredLots(numbers(11), LAW).take(1, 4))

@@ -64,6 +64,7 @@ class PrivacyLedger:
         self.dataset = dataset
         self._budgets: list[LedgerBudget] = []
         self._readings: list[str] = []
+        self._not_covered: list[str] = []
         self._plan: str | None = None
         self._entries: dict[str, LedgerEntry] = {}
         self._unknown: list[str] = []
@@ -202,6 +203,19 @@ class PrivacyLedger:
             if reason not in self._unknown:
                 self._unknown.append(reason)
 
+    def mark_not_covered(self, reason: str) -> None:
+        """Records that the weights were changed by something that no entry describes.
+
+        ε stays what the recorded releases cost; every statement says what it does not cover.
+
+        Raises:
+          ValueError: reason is not a non-empty string.
+        """
+        _checks.non_empty_text("reason", reason)
+        with self._lock:
+            if reason not in self._not_covered:
+                self._not_covered.append(reason)
+
     def merge(self, other: "PrivacyLedger", *, same_data: bool = False) -> None:
         """Takes over the other ledger's entries: the union by id, the larger count for each.
 
@@ -246,6 +260,8 @@ class PrivacyLedger:
                 self.mark_unknown(reason)
             for reason in other._readings:
                 self.mark_odometer(reason)
+            for reason in other._not_covered:
+                self.mark_not_covered(reason)
 
     def unite(self, other: "PrivacyLedger") -> None:
         """Makes this ledger and the other one: both objects are the union from now on.
@@ -296,6 +312,7 @@ class PrivacyLedger:
             and all(mine[id].repeats(entry) for id, entry in theirs.items())
             and set(other.unknown_reasons) <= set(self._unknown)
             and set(other._readings) <= set(self._readings)
+            and set(other._not_covered) <= set(self._not_covered)
             and all(outside.get(b.filter, -1) >= b.outside for b in other.budgets)
         )
 
@@ -316,6 +333,11 @@ class PrivacyLedger:
     def unknown_reasons(self) -> tuple[str, ...]:
         """Why history is incomplete; empty if it is complete."""
         return tuple(self._unknown)
+
+    @property
+    def not_covered_reasons(self) -> tuple[str, ...]:
+        """What changed the weights and is in no entry; empty where nothing is known to have."""
+        return tuple(self._not_covered)
 
     @property
     def dataset(self) -> str | None:
@@ -626,6 +648,7 @@ class PrivacyLedger:
                 "history_lost": list(self._unknown),
                 "readings": list(self._readings),
                 "plan": self._plan,
+                "not_covered": list(self._not_covered),
                 "budgets": [budget.to_config() for budget in self._budgets],
                 "entries": [entry.to_config() for entry in self._entries.values()],
             }
@@ -649,6 +672,8 @@ class PrivacyLedger:
             ledger.mark_unknown(reason)
         for reason in content.get("readings", ()):
             ledger.mark_odometer(reason)
+        for reason in content.get("not_covered", ()):
+            ledger.mark_not_covered(reason)
         ledger._budgets = [LedgerBudget.from_config(b) for b in content.get("budgets", ())]
         ledger.dataset = content.get("dataset")
         if content.get("plan") is not None:

@@ -95,6 +95,7 @@ def privacy_statement(
                 "not hold against anyone who knows the seed",
             )
         )
+    lines += [("NOT COVERED by epsilon", reason) for reason in ledger.not_covered_reasons]
     lines.append(("Not covered", _NOT_COVERED))
     body = "\n".join(
         textwrap.fill(f"{name}: {text}", width=88, subsequent_indent="    ") for name, text in lines

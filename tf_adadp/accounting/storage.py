@@ -25,12 +25,13 @@ except ImportError:  # Windows
     fcntl = None
 
 _FORMAT = "tf_adadp.PrivacyLedger"
-_VERSION = 2
+_VERSION = 3
 _CONTENT = {
     1: {"history_lost", "entries"},
     2: {"history_lost", "entries", "dataset", "budgets", "readings", "plan"},
+    3: {"history_lost", "entries", "dataset", "budgets", "readings", "plan", "not_covered"},
 }
-_LISTS = {"history_lost", "entries", "budgets", "readings"}
+_LISTS = {"history_lost", "entries", "budgets", "readings", "not_covered"}
 
 
 def format_document(content: Mapping[str, Any]) -> str:

@@ -124,7 +124,7 @@ def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
 
     Before each run the weights and the optimizer's variables are set to what they were; noise is
     drawn anew under keys that are the audit's own. So a run is whatever the optimizer does when it
-    is trained: `apply_private`, `private_step`, several of them, up to a loop that ends when
+    is trained: `apply_private`, `step_on_lot`, several of them, up to a loop that ends when
     something was released.
 
     Args:

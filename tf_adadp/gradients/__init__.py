@@ -1,6 +1,6 @@
 """Clipped sums of per-example gradients: the loss of one example, and engines that sum them."""
 
-from tf_adadp.gradients.api import clipped_sum, make_engine
+from tf_adadp.gradients.api import clipped_sum, engine_for_lot, make_engine
 from tf_adadp.gradients.example_graph import ExampleGraph, refuse_state, shaped_by_values
 from tf_adadp.gradients.example_loss import (
     PROBE_BATCH,
@@ -22,6 +22,7 @@ __all__ = [
     "batch_reductions",
     "check_reduces_no_batch",
     "clipped_sum",
+    "engine_for_lot",
     "losses_of_rows",
     "make_engine",
     "mixing_reason",

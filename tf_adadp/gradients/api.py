@@ -8,6 +8,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import replicas
+from tf_adadp.clipping import ClippedSums
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
@@ -191,6 +192,38 @@ def _rows_that_fit(floats_per_example):
     return int(min(max(rows, 16), _LARGEST_CHUNK))
 
 
+def engine_for_lot(model, loss, lot, optimizer, *, jit_compile="auto", gradient_engine="auto"):
+    """Returns the engine for lots of this form; the same one at every call.
+
+    Args, raises: see `clipped_sum`.
+    """
+    try:
+        (_, _, _), mask = lot
+        leaves = [tf.TensorShape(t.shape)[:2] for t in tf.nest.flatten(lot[0]) if t is not None]
+        rows = tf.TensorShape(mask.shape)
+        fits = rows.rank == 2 and all(rows.is_compatible_with(leaf) for leaf in leaves)
+    except (TypeError, ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            "lot must be ((x, y, sample_weight), mask) with leaves [P, B, ...], as lots give them: "
+            "PoissonLots(...).take(num_lots, physical_batch_size=...) yields them. Or pack a batch "
+            "that you sampled, tf_adadp.make_lot(x, y, sample_weight, physical_batch_size=...)."
+        )
+    spec = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]
+    )
+    return _cached_engine(
+        model,
+        loss,
+        spec,
+        jit_compile=jit_compile,
+        gradient_engine=gradient_engine,
+        microbatch_size=optimizer.microbatch_size,
+        augmentation_multiplicity=optimizer.augmentation_multiplicity,
+    )
+
+
 @tf.autograph.experimental.do_not_convert
 def clipped_sum(
     model,
@@ -218,7 +251,8 @@ def clipped_sum(
 
     Returns:
         `ClippedSums`, a list of float32 tensors, one per trainable variable. RAW: pass it to
-        `optimizer.apply_private(sums, expected_lot_size)` and nowhere else.
+        `optimizer.apply_private(sums, expected_lot_size)` and nowhere else, as it is: it knows its
+        lot and the set that the noise has to fit. `tf_adadp.private_step` does all in one call.
 
     Under a `tf.distribute` strategy, call it in `Strategy.run` with each replica's share of the lot
     (`tf_adadp.replicas.distribute`): the sums are those of the whole lot, on every replica. They
@@ -238,30 +272,8 @@ def clipped_sum(
             f"optimizer: {type(optimizer).__name__} is not built. Call "
             "optimizer.build(model.trainable_variables) first."
         )
-    try:
-        (_, _, _), mask = lot
-        leaves = [tf.TensorShape(t.shape)[:2] for t in tf.nest.flatten(lot[0]) if t is not None]
-        rows = tf.TensorShape(mask.shape)
-        fits = rows.rank == 2 and all(rows.is_compatible_with(leaf) for leaf in leaves)
-    except (TypeError, ValueError, AttributeError):
-        fits = False
-    if not fits:
-        raise ValueError(
-            "lot must be ((x, y, sample_weight), mask) with leaves [P, B, ...], as lots give them: "
-            "PoissonLots(...).take(num_lots, physical_batch_size=...) yields them. Or pack a batch "
-            "that you sampled, tf_adadp.make_lot(x, y, sample_weight, physical_batch_size=...)."
-        )
-    spec = tf.nest.map_structure(
-        lambda t: None if t is None else tf.TensorSpec((None, *t.shape[2:]), t.dtype), lot[0]
-    )
-    engine = _cached_engine(
-        model,
-        loss,
-        spec,
-        jit_compile=jit_compile,
-        gradient_engine=gradient_engine,
-        microbatch_size=k,
-        augmentation_multiplicity=optimizer.augmentation_multiplicity,
+    engine = engine_for_lot(
+        model, loss, lot, optimizer, jit_compile=jit_compile, gradient_engine=gradient_engine
     )
     clipping_set = optimizer.clipping_set()
     sums, _ = engine.clipped_sum(
@@ -274,19 +286,7 @@ def clipped_sum(
         if k > 1
         else None,
     )
-    return ClippedSums(sums, clipping_set)
-
-
-class ClippedSums(list):
-    """The tensors of a clipped sum, with the set that they were clipped to.
-
-    The noise has to fit that set, whatever an adaptive optimizer releases in between. Where the
-    list is taken apart, or leaves a `tf.function`, the set is forgotten.
-    """
-
-    def __init__(self, sums=(), clipping_set=None):
-        super().__init__(sums)
-        self.clipping_set = clipping_set
+    return ClippedSums(sums, clipping_set, lot)
 
 
 def _compiles_well(layers):

@@ -80,7 +80,7 @@ class SlotSums:
         # Segment 0 is the slot carried in; before the first batch there is none.
         ended = tf.logical_and(index < last, tf.logical_or(index > 0, self._is_real(open_slot)))
         clipped = self._clipping_set.clipped_sum(sums, tf.cast(ended, tf.float32))
-        return clipped, (slots[-1], [tf.gather(s, last) for s in sums])
+        return list(clipped), (slots[-1], [tf.gather(s, last) for s in sums])
 
     def finish(self, sums, carry):
         """Adds the slot that the last batch left open."""

@@ -140,7 +140,7 @@ class VectorizedEngine:
             body,
             (
                 tf.constant(0),
-                clipping_set.clipped_sum(no_rows, tf.zeros([0])),
+                list(clipping_set.clipped_sum(no_rows, tf.zeros([0]))),
                 summing.initial_carry(trainable),
                 tf.zeros([]),
             ),
@@ -224,7 +224,7 @@ class _RowSums:
         return ()
 
     def add(self, grads, mask, slots, carry):
-        return self._clipping_set.clipped_sum(grads, mask), carry
+        return list(self._clipping_set.clipped_sum(grads, mask)), carry
 
     def finish(self, sums, carry):
         return sums

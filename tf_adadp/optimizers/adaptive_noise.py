@@ -214,8 +214,9 @@ class AdaptiveNoise(DPOptimizer):
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
         """See `DPOptimizer.apply_private`; the printed prior takes the raw sum in besides."""
         if self.prior == "raw":
-            half = len(sums) // 2
-            sums, raw = sums[:half], sums[half:]
+            both, half = sums, len(sums) // 2
+            known = getattr(both, "clipping_set", None), getattr(both, "lot", None)
+            sums, raw = sets.ClippedSums(both[:half], *known), both[half:]
         super().apply_private(sums, expected_lot_size, regularization_gradients)
         if self.prior == "raw":
             self._prior.update([g / tf.cast(expected_lot_size, tf.float32) for g in raw])
@@ -277,4 +278,4 @@ class _WithRawSum(sets.ClippingSet):
         rows = [as_rows(g).materialize() for g in grads]
         finite = [tf.where(tf.math.is_finite(g), g, 0.0) for g in rows]
         raw = [tf.tensordot(mask, g, [[0], [0]]) for g in finite]
-        return [*self._clipping_set.clipped_sum(grads, mask), *raw]
+        return sets.ClippedSums([*self._clipping_set.clipped_sum(grads, mask), *raw], self)

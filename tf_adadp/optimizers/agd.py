@@ -91,6 +91,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
 
     distributable = False
     event_varies = True
+    releases_one_sum = False
     moves_every_step = False
     # Also of subclasses: the budget counts what any of them released about the same weights.
     ledger_origin = "AGD"
@@ -230,14 +231,26 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._start(law)
         return self._claimed_event(law)
 
-    def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
+    def charge(
+        self,
+        ledger,
+        law,
+        steps=1,
+        *,
+        position=0,
+        reproducible_sampling=False,
+        releases_per_lot=1,
+    ):
         """Counts one release against the budget, and writes it into a ledger, before it is made.
 
         What AGD released about these weights earlier, and the ledger knows of, counts as well.
 
         Raises:
-            ValueError: steps ≠ 1; the release does not fit the budget. Nothing is charged then.
+            ValueError: steps ≠ 1 or releases_per_lot ≠ 1; the release does not fit the budget.
+                Nothing is charged then.
         """
+        if releases_per_lot != 1:
+            self._joint_event(law, releases_per_lot)  # refuses it
         if steps != 1:
             raise ValueError(
                 f"steps={steps}: the event of AGD's next step follows from this one's outcome. "
@@ -326,10 +339,10 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
     # One step, in the graph
 
     @tf.autograph.experimental.do_not_convert
-    def private_step(
+    def step_on_lot(
         self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
     ):
-        """One step of the state machine, see the class and `DPOptimizer.private_step`."""
+        """One step of the state machine, see the class and `DPOptimizer.step_on_lot`."""
         # Counted once for the branches together: noise is drawn under a number that is never used
         # twice, and a choice is a release like the others.
         release = self._noise_key.next_step()
@@ -378,8 +391,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         """Refused: a clipped sum is not all that a step of AGD needs."""
         raise RuntimeError(
             "AGD takes a lot, not a clipped sum: half of its steps look at losses. Train with "
-            "`DPModel.fit`, or call `optimizer.private_step(engine, lot, expected_lot_size)` with "
-            "an engine from `tf_adadp.gradients.make_engine`."
+            "`DPModel.fit`, or call tf_adadp.private_step."
         )
 
     def _release(self, sums, expected_lot_size, step):

@@ -5,18 +5,22 @@ import contextvars
 import inspect
 import math
 import numbers
+import threading
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_adadp import __version__, clipping, noise, replicas
+from tf_adadp.accounting.events import is_non_private
 from tf_adadp.checks import check_bool, check_integer, check_number
+from tf_adadp.lot_releases import LotReleases, when_run
 from tf_adadp.weights_ledger import OPTIMIZERS_TAG, note_charged
 
-_CHARGED = ("event", "record", "charge", "private_step")  # see `covers_metrics`
+_CHARGED = ("event", "record", "charge", "step_on_lot")  # see `covers_metrics`
+_CHARGING = threading.Lock()
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
-# The set of the `private_step` that runs, in the thread of its replica.
+# The set of the `step_on_lot` that runs, in the thread of its replica.
 _SET_OF_STEP = contextvars.ContextVar("set of a step", default=None)
 
 
@@ -82,6 +86,9 @@ class DPOptimizer:
     # its event covers them, and its step shows every example to `on_batch` once. Not inherited.
     covers_metrics = True
     event_varies = False  # True where the coming step's event depends on what was released
+    # Whether a step is one noisy sum and nothing else, so that K steps on one lot are one Gaussian
+    # mechanism of multiplier σ*/√K.
+    releases_one_sum = True
 
     def __init__(
         self,
@@ -152,6 +159,7 @@ class DPOptimizer:
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed, "examples")
         self._charged_releases = 0
+        self._lot_releases = LotReleases()  # until a ledger is charged
         self._metrics_noise_multiplier = None
         self._build_failed = False
 
@@ -312,31 +320,74 @@ class DPOptimizer:
                     )
         self._metrics_noise_multiplier = noise_multiplier
 
-    def charge(self, ledger, law, steps=1, *, position=0, reproducible_sampling=False):
+    def charge(
+        self,
+        ledger,
+        law,
+        steps=1,
+        *,
+        position=0,
+        reproducible_sampling=False,
+        releases_per_lot=1,
+    ):
         """Writes `steps` releases on lots drawn by `law` into a ledger, before they are made.
 
-        `DPModel.fit` does this by itself; custom loops call it ahead of `apply_private`. The
-        weights remember the ledger: a DPModel that has them, now or later, reports all that is in
-        it, too.
+        `DPModel.fit` and `tf_adadp.private_step` do this by themselves; custom loops call it ahead
+        of `apply_private`. The weights remember the ledger: a DPModel that has them, now or later,
+        reports all that is in it, too.
+
+        One charge pays for one release from one lot. K releases from the same lot share its
+        sampling: together they are one Gaussian mechanism of multiplier σ*/√K on that lot (Dong,
+        Roth and Su, arXiv:1905.02383, Corollary 3.3), which costs more than K releases from K
+        lots. `releases_per_lot=K` charges that.
 
         Args:
+            ledger: the `PrivacyLedger` that is charged.
+            law: the sampling law of the lots, `lots.law`.
+            steps: the number of lots.
             position: where lots are paid for by the pass (`ShuffledLots`), how many of one
                 iteration over them were charged before; 0 charges a new pass.
+            reproducible_sampling: whether the lots are seeded.
+            releases_per_lot: K ≥ 1, the number of releases to be made from each of these lots.
+
+        Raises:
+            ValueError: releases_per_lot > 1 and a step of this optimizer is not one noisy sum.
         """
         self._noise_key.check_process()
         self.record(
-            ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
+            ledger,
+            law,
+            steps,
+            position=position,
+            reproducible_sampling=reproducible_sampling,
+            releases_per_lot=releases_per_lot,
         )
-        self._charged_releases += steps
+        self._lot_releases = LotReleases.of(ledger)
+        self._lot_releases.pay(law, steps, releases_per_lot)
+        self._count_charged(steps)
         if self.built:
             note_charged(self._trainable_variables, ledger)
         else:  # past `__setattr__`, which would look for variables in it
             self.__dict__.setdefault("_charged_before", []).append(ledger)
 
-    def record(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
+    def _count_charged(self, releases):
+        with _CHARGING:
+            self._charged_releases += releases
+
+    def record(
+        self,
+        ledger,
+        law,
+        steps,
+        *,
+        position=0,
+        reproducible_sampling=False,
+        releases_per_lot=1,
+    ):
         """Writes what `charge` writes, and pays for no release: for what is only announced."""
         self._require_noise_multiplier()
-        for event, count in law.charges(self.event(law), steps, position):
+        of_step = self._joint_event(law, releases_per_lot)
+        for event, count in law.charges(of_step, steps, position):
             ledger.add(
                 event,
                 count,
@@ -345,6 +396,22 @@ class DPOptimizer:
                 reproducible_noise=self.seed is not None or reproducible_sampling,
                 adaptive=self.event_varies,
             )
+
+    def _joint_event(self, law, releases_per_lot):
+        """Returns the event of K steps on the same lot; that of one step for K = 1."""
+        event = self.event(law)
+        if check_integer("releases_per_lot", releases_per_lot, "an integer ≥ 1", at_least=1) == 1:
+            return event
+        if is_non_private(event):
+            return event
+        microbatched = self.microbatch_size > 1
+        if not self.releases_one_sum or event != law.event(self.noise_multiplier, microbatched):
+            raise ValueError(
+                f"releases_per_lot={releases_per_lot} with {type(self).__name__}: what several of "
+                "its steps on one lot cost together is not known, because a step releases more "
+                "than one noisy sum. Draw a new lot for every step."
+            )
+        return law.event(self.noise_multiplier / math.sqrt(releases_per_lot), microbatched)
 
     @contextlib.contextmanager
     def charged(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
@@ -360,7 +427,9 @@ class DPOptimizer:
         try:
             yield
         finally:
-            self._charged_releases = min(self._charged_releases, self._noise_key.releases - owed)
+            with _CHARGING:
+                made = self._noise_key.releases - owed
+                self._charged_releases = min(self._charged_releases, made)
 
     def example_seed(self):
         """A fresh int64 [2] seed for the examples' own randomness: dropout, microbatch slots.
@@ -406,7 +475,7 @@ class DPOptimizer:
                 value.renew(agree)
 
     def bind(self, model, loss):
-        """Hook: the plain model and its compiled loss, once, before `private_step` is traced."""
+        """Hook: the plain model and its compiled loss, once, before `step_on_lot` is traced."""
 
     def begin(self, law, lots, steps_per_execution):
         """Hook: a run on these lots begins (None where one batch is given). Raises what it refuses.
@@ -425,10 +494,12 @@ class DPOptimizer:
         """Hook: {name: scalar tensor} for the logs, of released quantities only."""
         return {}
 
-    def private_step(
+    def step_on_lot(
         self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
     ):
-        """One step on one lot, inside the train function: clipped sum, release, update.
+        """Takes one step on one lot that was charged: clipped sum, release, update.
+
+        The hook of `DPModel.fit` and `tf_adadp.private_step`; custom loops call the latter.
 
         Args:
             engine: a gradient engine, see `tf_adadp.gradients`.
@@ -480,23 +551,61 @@ class DPOptimizer:
         """Adds the noise to a clipped sum and takes one step with the result.
 
         Args:
-            sums: what `clipped_sum` returned for one whole lot; or a plain list, whose set has to
-                be the `clipping_set()` of now: it must not be older than the last release.
+            sums: the `ClippedSums` that `clipped_sum` returned for one whole lot. Of a plain list
+                neither the clipping set nor the lot is known: it is refused where the optimizer's
+                set depends on releases, and otherwise it is on you that every lot is charged, and
+                released from, once.
             expected_lot_size: L, a public constant: the mean of the lot size's law.
             regularization_gradients: gradients of losses that depend on the weights alone, added
                 after the noise; a list with None where there is none.
 
         One call is one release of `event(law)`: charge the ledger before calling.
+
+        Raises:
+            ValueError: sums of other shapes than the variables; sums without their clipping set;
+                a second release from a lot that was charged for one. In a `tf.function` the last
+                is a `tf.errors.InvalidArgumentError`, when it runs.
         """
         self._check_shapes(sums)
-        released = self._release(sums, expected_lot_size)
-        if regularization_gradients is not None:
-            released = [
-                g if r is None else g + tf.cast(r, g.dtype)
-                for g, r in zip(released, regularization_gradients, strict=True)
-            ]
-        with _releasing():
-            super().apply(released, self._trainable_variables)
+        self._check_set_is_known(sums)
+        with tf.control_dependencies(self._claim_lot(sums)):
+            released = self._release(sums, expected_lot_size)
+            if regularization_gradients is not None:
+                released = [
+                    g if r is None else g + tf.cast(r, g.dtype)
+                    for g, r in zip(released, regularization_gradients, strict=True)
+                ]
+            with _releasing():
+                super().apply(released, self._trainable_variables)
+
+    def _check_set_is_known(self, sums):
+        """Refuses sums without their clipping set where that may have changed since."""
+        adapts = type(self).clipping_set is not DPOptimizer.clipping_set
+        if adapts and not _SET_OF_STEP.get() and getattr(sums, "clipping_set", None) is None:
+            raise ValueError(
+                f"sums do not say which set they were clipped to, and the clipping set of "
+                f"{type(self).__name__} changes with its releases, so no noise can be fitted to "
+                "them. Pass what clipped_sum returned, as it is (a copy, or what a tf.function "
+                "returned, has lost its set); or call tf_adadp.private_step. For sums of your own: "
+                "tf_adadp.ClippedSums(sums, clipping_set), with the optimizer.clipping_set() that "
+                "they were clipped to."
+            )
+
+    def _claim_lot(self, sums):
+        """Takes a release from the lot of the sums, where it is known, or refuses it.
+
+        Returns:
+            In a graph the operations that do so when it runs; else an empty list.
+        """
+        lot = getattr(sums, "lot", None)
+        if lot is None or replicas.num_replicas() > 1:
+            return []
+
+        def claim(lot):
+            if self._lot_releases.claim(lot):
+                self._count_charged(1)
+
+        return when_run(claim, lot)
 
     def _release(self, sums, expected_lot_size):
         """g̃, from the noisy mean and the public constant a."""

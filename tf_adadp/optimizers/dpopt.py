@@ -134,7 +134,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self.pruning = pruning
         self.variant = variant
         self._direction_key = noise.SecretKey(self.seed, "directions")
-        self._in_private_step = False
+        self._in_step = False
 
     def _build_private(self, variables):
         self._check_directions(variables)
@@ -186,7 +186,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         ]
         return sets.Box(bounds, self.importances())
 
-    def private_step(
+    def step_on_lot(
         self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
     ):
         """One step; "budgeted" directions are released first, from the same lot."""
@@ -195,9 +195,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             seed = self.example_seed()
             sums, _ = self._clipped_sum(engine, lot, ball, seed, expected_lot_size)
             self._release_directions(sums)
-        self._in_private_step = True
+        self._in_step = True
         try:
-            return super().private_step(
+            return super().step_on_lot(
                 engine,
                 lot,
                 expected_lot_size,
@@ -205,16 +205,15 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
                 regularization_gradients=regularization_gradients,
             )
         finally:
-            self._in_private_step = False
+            self._in_step = False
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
-        """See `DPOptimizer.apply_private`; part of `private_step` where directions are budgeted."""
-        if self.directions == "budgeted" and not self._in_private_step:
+        """See `DPOptimizer.apply_private`; part of `step_on_lot` where directions are budgeted."""
+        if self.directions == "budgeted" and not self._in_step:
             raise RuntimeError(
                 'directions="budgeted" are released from the same lot, before its sum is clipped: '
-                "call `optimizer.private_step(engine, lot, expected_lot_size)` in place of "
-                "clipped_sum and apply_private."
+                "call tf_adadp.private_step in place of clipped_sum and apply_private."
             )
         super().apply_private(sums, expected_lot_size, regularization_gradients)
 
@@ -240,7 +239,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     @property
     def uncharged_releases(self):
         """As in `DPOptimizer`; directions that no step followed count as well."""
-        # Only `private_step` makes either, so the two are made in turns.
+        # Only `step_on_lot` makes either, so the two are made in turns.
         alone = self._direction_key.releases - self._noise_key.releases
         return super().uncharged_releases + max(0, alone)
 

@@ -97,6 +97,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     distributable = False
     covers_metrics = True
+    releases_one_sum = False  # what becomes of a candidate depends on the one before
     moves_every_step = False  # a rejection is no sign that nothing can be trained
 
     def __init__(

@@ -189,6 +189,13 @@ class Lots(abc.ABC):
             leaves = [padding(spec, total, total) for spec in self._present_specs()]
         return count, leaves
 
+    def supply(self):
+        """Returns `take(count)`, to be called before so many lots of an iteration are used.
+
+        It raises a ValueError where they cannot all be drawn. These lots never end.
+        """
+        return lambda count: None
+
     @abc.abstractmethod
     def _rows(self, step, multiple):
         """The number n of examples of lot `step`, and its rows padded to a multiple of `multiple`.

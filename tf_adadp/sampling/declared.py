@@ -1,5 +1,6 @@
 """Lots that somebody else drew."""
 
+import collections
 import dataclasses
 import threading
 
@@ -8,8 +9,16 @@ import tensorflow as tf
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.sampling.base import Lots
+from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size
 from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sources import batch_spec, leaf_dtype, leaf_names, padding
+
+_EMPTY = "dataset is empty. It must have at least one batch."
+_ENDED = (
+    "dataset came to its end after {} batches. Reading it again would use the same lots twice, and "
+    "each was charged as drawn once. Give a dataset that goes on, train for fewer steps, or say "
+    "resamples=True if every iteration over it draws its lots anew."
+)
 
 
 class DeclaredLots(Lots):
@@ -21,9 +30,15 @@ class DeclaredLots(Lots):
     NEITHER Poisson sampling NOR sampling without replacement per step: use `PoissonLots` or
     `FixedSizeLots` wherever the data can be read at random.
 
-    The dataset is read as one stream: it is repeated when it ends, and a second `as_dataset` goes
-    on where the first one stopped instead of starting over. `step` counts; setting it forward does
-    not skip anything in the dataset.
+    The dataset is read once, as one stream: a second `as_dataset` goes on where the first one
+    stopped. Where it ends, drawing stops with a ValueError; reading it again would use the same
+    lots twice. `fit` looks ahead, and stops before it charges an execution whose lots are not all
+    there. `step` counts; setting it forward does not skip anything in the dataset.
+
+    Batches that contradict the law are refused: a pipeline that ends in `batch` cannot be Poisson,
+    nor can lots of one size that come so often in a row that the law gives it a probability below
+    1e-9 (over the whole stream, so that is how often a true law is refused). `fit` marks the
+    ledger, since what was charged before then was not what was drawn.
 
     Args:
         dataset: elements `(x, y)` or `(x, y, sample_weight)`, dense tensors with one row per
@@ -31,15 +46,19 @@ class DeclaredLots(Lots):
         law: `tf_adadp.accounting.PoissonSampling(num_examples, expected_size)` or
             `FixedSizeSampling(num_examples, size)`; `declared` is set to True.
         steps_per_epoch: an integer; None for ⌈N/L⌉.
+        resamples: True if every iteration over `dataset` draws its lots anew (a generator that
+            samples, say). It is then iterated again when it ends. Your word, like the law.
 
     Raises:
-        TypeError: `dataset` or `law` is of another type, or an element has another form.
-        ValueError: the dataset is empty. While reading: rows do not agree in number, or a batch
-            contradicts a fixed-size law (a last batch that is short: batch with
-            drop_remainder=True).
+        TypeError: `dataset`, `law` or `resamples` is of another type, or an element has another
+            form.
+        ValueError: the dataset is empty; its batches have a constant size that the law does not
+            give them. While reading: rows do not agree in number; the dataset ended.
+        ContradictedLaw: a ValueError, while reading: the sizes of the batches contradict the law
+            (a last batch that is short: batch with drop_remainder=True).
     """
 
-    def __init__(self, dataset, law, steps_per_epoch=None):
+    def __init__(self, dataset, law, steps_per_epoch=None, resamples=False):
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"dataset must be a tf.data.Dataset, got a {type(dataset).__name__}. For arrays "
@@ -50,46 +69,95 @@ class DeclaredLots(Lots):
                 f"law must be a PoissonSampling or a FixedSizeSampling, got {law!r}. It states how "
                 "the dataset draws its batches; without it no ε can be given."
             )
+        if not isinstance(resamples, bool):
+            raise TypeError(f"resamples must be True or False, got {resamples!r}.")
         if dataset.cardinality() == 0:
-            raise ValueError("dataset is empty. It must have at least one batch.")
-        super().__init__(dataclasses.replace(law, declared=True), _element_spec(dataset))
+            raise ValueError(_EMPTY)
+        element_spec = _element_spec(dataset)
+        if resamples or dataset.cardinality() != 1:  # one lot may have any size
+            check_batch_size(dataset, law)
+        super().__init__(dataclasses.replace(law, declared=True), element_spec)
         self._steps_per_epoch = (
             super().steps_per_epoch
             if steps_per_epoch is None
             else checked_integer("steps_per_epoch", steps_per_epoch, least=1)
         )
-        self._dataset = dataset.repeat()
-        self._iterator = None
-        self._lock = threading.Lock()
+        self._stream = _Stream(dataset.repeat() if resamples else dataset, self.law)
 
     @property
     def steps_per_epoch(self):
         """What the user said, or ⌈N/L⌉."""
         return self._steps_per_epoch
 
+    def supply(self):
+        """See `Lots.supply`: reads ahead, and raises where the dataset ends."""
+        return self._stream.supply()
+
     def _rows(self, step, multiple):
-        with self._lock:
-            if self._iterator is None:
-                self._iterator = iter(self._dataset)
-            batch = next(self._iterator, None)
-        if batch is None:
-            raise ValueError("dataset is empty. It must have at least one batch.")
-        leaves = [leaf.numpy() for leaf in keras.tree.flatten(batch) if leaf is not None]
-        sizes = {len(leaf) for leaf in leaves}
-        if len(sizes) > 1:
-            raise ValueError(f"the tensors of a batch of dataset differ in rows: {sorted(sizes)}.")
-        if isinstance(self.law, FixedSizeSampling) and sizes != {self.law.size}:
-            raise ValueError(
-                f"a batch of dataset has {sizes.pop()} rows, but its law says {self.law.size} in "
-                "every lot. Batch with drop_remainder=True, or declare the law that holds."
-            )
-        count = sizes.pop()
+        count, leaves = self._stream.next()
         padded = []
         for leaf, spec in zip(leaves, self._present_specs(), strict=True):
             shaped = tf.TensorSpec((None, *leaf.shape[1:]), spec.dtype)
             padded.append(padding(shaped, count, multiple))
             padded[-1][:count] = leaf
         return count, padded
+
+
+class _Stream:
+    """The batches of a dataset, each once, in order; some of them read ahead."""
+
+    def __init__(self, dataset, law):
+        self._dataset, self._iterator = dataset, None
+        self._sizes = SizeCheck(law)
+        self._ahead = collections.deque()
+        self._read = 0
+        self._lock = threading.RLock()
+        self._error = None  # why nothing more can be read
+
+    def next(self):
+        """Returns the next batch, as its number of rows and its leaves."""
+        with self._lock:
+            if not self._ahead:
+                self._read_one()
+            return self._ahead.popleft()
+
+    def supply(self):
+        """Returns `take(count)`, which raises unless so many batches more can be drawn."""
+        with self._lock:
+            taken = self._read - len(self._ahead)
+
+        def take(count):
+            nonlocal taken
+            with self._lock:
+                if isinstance(self._error, ContradictedLaw):
+                    raise self._error
+                while self._read < taken + count:
+                    self._read_one()
+            taken += count
+
+        return take
+
+    def _read_one(self):
+        if self._error is not None:
+            raise self._error
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._dataset)
+            batch = next(self._iterator, None)
+            if batch is None:
+                raise ValueError(_ENDED.format(self._read) if self._read else _EMPTY)
+            leaves = [leaf.numpy() for leaf in keras.tree.flatten(batch) if leaf is not None]
+            sizes = {len(leaf) for leaf in leaves}
+            if len(sizes) > 1:
+                raise ValueError(
+                    f"the tensors of a batch of dataset differ in rows: {sorted(sizes)}."
+                )
+            self._sizes.see(count := sizes.pop())
+        except ValueError as error:
+            self._error = error
+            raise
+        self._ahead.append((count, leaves))
+        self._read += 1
 
 
 def _element_spec(dataset):

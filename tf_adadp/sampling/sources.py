@@ -308,8 +308,8 @@ def _refuse_batched(x):
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         raise TypeError(
             f"x is a {_type_name(x)}: the law by which it samples is unknown and its examples "
-            "cannot be read one by one. Pass arrays or a random-access source (tfds.data_source), "
-            "or state the law with DeclaredLots(dataset, law)."
+            "cannot be read one by one. PoissonLots takes arrays, or a random-access source "
+            "(tfds.data_source)."
         )
     if isinstance(x, keras.utils.PyDataset):
         raise TypeError(

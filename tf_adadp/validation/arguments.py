@@ -84,8 +84,9 @@ def check_data_source(x):
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         raise TypeError(
             "x is a tf.data.Dataset: how it samples its batches is unknown, so its privacy cannot "
-            "be accounted. Give arrays, or PoissonLots(...) over a random-access source; or "
-            "declare the law of the batches: DeclaredLots(dataset, law=PoissonSampling(N, L))."
+            "be accounted. Shuffling and batching is no Poisson sampling. Give arrays with "
+            "batch_size, or PoissonLots(source, expected_size=...) over a source with __len__ and "
+            "__getitem__ (tfds.data_source, for example)."
         )
     if isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
         raise TypeError(

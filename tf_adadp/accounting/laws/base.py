@@ -53,6 +53,19 @@ class SamplingLaw(abc.ABC):
         """The most records that a lot can have; None where that is no public constant."""
         return None
 
+    @property
+    def full_batch(self) -> bool:
+        """Whether every lot holds every record, so that nothing is amplified by sampling.
+
+        Then several releases from one lot cost what releases from as many lots cost.
+        """
+        return False
+
+    def lot_size_probability(self, size: int) -> float | None:
+        """Returns the probability that a lot has exactly `size` records; None where unknown."""
+        del size
+        return None
+
     @abc.abstractmethod
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns the event of ONE step: a sum of clipped vectors released with noise.

@@ -34,3 +34,12 @@ class _OneSizeSampling(SamplingLaw):
     def max_lot_size(self) -> int:
         """n."""
         return self.size
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether n = N."""
+        return self.size == self.num_examples
+
+    def lot_size_probability(self, size: int) -> float:
+        """Returns 1 for n, 0 for every other size."""
+        return float(size == self.size)

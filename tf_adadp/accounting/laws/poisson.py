@@ -3,6 +3,7 @@
 import dataclasses
 
 import dp_accounting
+from scipy import stats
 
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws.base import SamplingLaw
@@ -69,6 +70,15 @@ class PoissonSampling(SamplingLaw):
     def expected_lot_size(self) -> float:
         """L, the mean of a lot's size."""
         return self.expected_size
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether q = 1."""
+        return self.probability == 1
+
+    def lot_size_probability(self, size: int) -> float:
+        """Returns Binomial(N, q) at `size`."""
+        return float(stats.binom.pmf(size, self.num_examples, self.probability))
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns PoissonSampled(q, Gaussian(σ*)), with σ*/2 if microbatched."""

@@ -83,7 +83,7 @@ class GhostEngine:
                 losses = tf.reduce_mean(grouped(losses, copies), axis=1)
                 y_pred = tf.nest.map_structure(lambda t: grouped(t, copies)[:, 0], y_pred)
                 gradients = [g.group_means(copies) for g in gradients]
-            return clipping_set.clipped_sum(gradients, mask), losses, y_pred
+            return list(clipping_set.clipped_sum(gradients, mask)), losses, y_pred
 
         run = work
         if not tf.executing_eagerly():
@@ -113,7 +113,7 @@ class GhostEngine:
         if self._jit_compile:  # of an empty lot there is no physical batch to begin with
             no_rows = [tf.zeros([0, *v.shape]) for v in trainable]
             first, total_loss = tf.constant(0), tf.zeros([])
-            sums = clipping_set.clipped_sum(no_rows, tf.zeros([0]))
+            sums = list(clipping_set.clipped_sum(no_rows, tf.zeros([0])))
         else:
             # The first chunk, often the only one, outside of the loop: adding its sums to zeros
             # would be a pass over the weights. Of an empty lot it is padding.

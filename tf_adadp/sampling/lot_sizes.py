@@ -1,0 +1,135 @@
+"""What the sizes of lots say against the law that a user declared for them."""
+
+import tensorflow as tf
+
+_FALSE_ALARM = 1e-9  # over a whole stream of lots
+_BATCHES = {
+    "BatchDataset",
+    "BatchDatasetV2",
+    "PaddedBatchDataset",
+    "PaddedBatchDatasetV2",
+    "ParallelBatchDataset",
+}
+# Steps of a pipeline that leave every element as it is.
+_PASS_ON = {
+    "AssertCardinalityDataset",
+    "CacheDataset",
+    "CacheDatasetV2",
+    "Identity",
+    "ModelDataset",
+    "OptionsDataset",
+    "PrefetchDataset",
+    "RepeatDataset",
+    "ShardDataset",
+    "ShuffleAndRepeatDataset",
+    "ShuffleAndRepeatDatasetV2",
+    "ShuffleDataset",
+    "ShuffleDatasetV2",
+    "ShuffleDatasetV3",
+    "SkipDataset",
+    "TakeDataset",
+    "_Retval",
+}
+
+_FIX = (
+    "Give the records to lots that sample them: PoissonLots(x, y, expected_size=...), or "
+    "FixedSizeLots or ShuffledLots where all lots are to have one size. x and y can be arrays, or "
+    "x a source with __len__ and __getitem__."
+)
+
+
+class ContradictedLaw(ValueError):
+    """The lots drawn so far are not what the declared law draws."""
+
+
+class SizeCheck:
+    """Compares the sizes of lots, in the order they are drawn, with a law.
+
+    Refused are a size that the law gives probability 0, and, at lot t, a run of r lots of one size
+    n with t·(t + 1)·p(n)^(r−1) < 1e-9. Under the true law the latter happens with probability at
+    most Σ_t Σ_n p(n)·1e-9/(t(t + 1)) = 1e-9, however many lots are drawn.
+
+    Args:
+        law: a `SamplingLaw`.
+    """
+
+    def __init__(self, law):
+        self._law = law
+        self._lots = self._run = 0
+        self._size = None
+
+    def see(self, size):
+        """Takes in the size of the next lot.
+
+        Raises:
+            ContradictedLaw: see the class.
+        """
+        probability = self._law.lot_size_probability(size)
+        self._lots += 1
+        self._run = self._run + 1 if size == self._size else 1
+        self._size = size
+        if probability is None:
+            return
+        if probability == 0:
+            most = self._law.max_lot_size
+            raise ContradictedLaw(
+                f"a batch of dataset has {size} rows, but its law says "
+                + (
+                    f"{most} in every lot. Batch with drop_remainder=True, or declare the law "
+                    "that holds."
+                    if most is not None
+                    else f"that there are {self._law.num_examples} records. Declare the law that "
+                    "holds."
+                )
+            )
+        if self._lots * (self._lots + 1) * probability ** (self._run - 1) < _FALSE_ALARM:
+            raise ContradictedLaw(
+                f"the last {self._run} batches of dataset have {size} rows each, and by its law, "
+                f"{self._law.describe()}, a lot has so many with probability {probability:.3g}. "
+                "Batches of one size are no Poisson lots. " + _FIX
+            )
+
+
+def check_batch_size(dataset, law):
+    """Refuses a dataset whose pipeline shows a batch size that the law does not give every lot.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+        law: a `SamplingLaw`.
+
+    Raises:
+        ValueError: the size is constant, and has a probability below 1 under the law.
+    """
+    size = _constant_size(dataset)
+    probability = None if size is None else law.lot_size_probability(size)
+    if probability is not None and probability < 1:
+        raise ValueError(
+            f"dataset is cut into batches of {size}, and that is not {law.describe()}, as declared."
+            f" Lots of that law {'vary in size' if probability else 'have another size'}. {_FIX}"
+        )
+
+
+def _constant_size(dataset):
+    """The number of rows that all batches have but perhaps the last; None where not known."""
+    sizes = {spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _has_rows(spec)}
+    if sizes - {None}:
+        return min(sizes - {None})
+    graph = tf.compat.v1.GraphDef.FromString(
+        tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1
+        ).numpy()
+    )
+    nodes = {node.name: node for node in graph.node}
+    node = graph.node[-1] if graph.node else None
+    while node is not None and node.op in _PASS_ON:
+        node = nodes.get(node.input[0].split(":")[0]) if node.input else None
+    if node is None or node.op not in _BATCHES:
+        return None
+    size = nodes.get(node.input[1].split(":")[0])
+    if size is None or "value" not in size.attr:
+        return None
+    return int(tf.make_ndarray(size.attr["value"].tensor))
+
+
+def _has_rows(spec):
+    return isinstance(spec, tf.TensorSpec) and bool(spec.shape.rank)
