@@ -566,6 +566,7 @@ class DPOptimizer:
                 a second release from a lot that was charged for one. In a `tf.function` the last
                 is a `tf.errors.InvalidArgumentError`, when it runs.
         """
+        self._require_noise_multiplier()
         self._check_shapes(sums)
         self._check_set_is_known(sums)
         with tf.control_dependencies(self._claim_lot(sums)):
@@ -619,7 +620,6 @@ class DPOptimizer:
 
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """What the step is charged for: the sums with noise, over L; and the noise's std."""
-        self._require_noise_multiplier()
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
