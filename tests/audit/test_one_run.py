@@ -52,6 +52,21 @@ def test_private_training_keeps_its_claim():
     assert one_run.bound(DELTA, 0.999).canaries == M
 
 
+def test_the_law_of_the_bound_is_the_ledgers():
+    """The f-DP bound of the training's own releases, which Steinke's bound is compared with."""
+    private, one_run = run(dp.DPSGD(1.0, noise_multiplier=4.0, seed=2))
+    found = one_run.bound(DELTA)
+    assert found == audit.one_run_bound(one_run.scores, one_run.coins, DELTA, claim=private.ledger)
+    assert found.epsilon >= one_run.bound(DELTA, claim=None).epsilon
+    assert found.steinke_epsilon <= found.epsilon <= private.epsilon(DELTA)
+
+
+def test_a_ledger_without_privacy_has_no_law(exact):
+    _, one_run = exact
+    assert one_run.bound(DELTA) == one_run.bound(DELTA, claim=None)
+    assert one_run.bound(DELTA).method == "steinke"
+
+
 def test_canaries_that_are_out_are_never_drawn():
     one_run = audit.OneRunAudit(*canaries(30), seed=4)
     x, y = data(50, features=30)

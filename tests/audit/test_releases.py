@@ -4,6 +4,7 @@ A bound is taken at 99.9 %: over random seeds, each "bound ≤ claim" of a sound
 a false alarm less than once in a thousand.
 """
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -51,6 +52,33 @@ def test_a_false_claim_is_refuted(dpsgd):
     """A ledger that believes in twice the noise."""
     sigma, _, found = dpsgd
     assert found.epsilon > accounting.epsilon(2 * sigma, 1.0, 1, DELTA, "pld")
+
+
+def test_the_gaussian_bound_sees_a_false_claim_of_a_tenth(dpsgd):
+    """At 95 %, 200,000 releases: within 1.10 of the claim, above that of noise a ninth larger."""
+    sigma, claimed, found = dpsgd
+    bound = audit.gaussian_epsilon_lower_bound(found.scores, found.neighbor_scores, DELTA)
+    assert claimed / 1.10 < bound.epsilon <= claimed
+    false = accounting.epsilon(sigma / 0.9, 1.0, 1, DELTA, "pld")
+    assert bound.epsilon > false > found.epsilon
+
+
+@pytest.mark.slow
+def test_the_law_of_sampled_releases_sees_less_noise():
+    """q = 0.1, 4 steps, 10⁵ releases, at 95 %: honest, and with 0.8 of the noise charged."""
+    q, steps = 0.1, 4
+    law = accounting.PoissonSampling(num_examples=1000, expected_size=100)
+    sigma = accounting.calibrate_noise_multiplier(1.0, DELTA, q, steps, "pld")
+    event = dp_accounting.SelfComposedDpEvent(law.event(sigma), steps)
+    for share in (1.0, 0.8):
+        optimizer = built(dp.DPSGD(noise_multiplier=share * sigma))
+        sampled = {"sampling_probability": q, "steps": steps, "jit_compile": True}
+        found = audited(optimizer, **sampled, draws=100_000)
+        pair = found.scores, found.neighbor_scores
+        assert audit.law_epsilon_lower_bound(*pair, event, DELTA).refuted == (share < 1)
+        assert audit.epsilon_lower_bound(*pair, DELTA).epsilon < claim(
+            built(dp.DPSGD(noise_multiplier=sigma)), steps, law
+        )
 
 
 def test_scores_are_the_privacy_loss(dpsgd):

@@ -13,7 +13,11 @@ def _operations(make, layers):
     variables = [keras.Variable(tf.zeros(shape)) for shape in shapes]
     optimizer = make(noise_multiplier=1.0)
     optimizer.build(variables)
-    step = tf.function(lambda *sums: optimizer.apply_private(list(sums), 10.0), autograph=False)
+
+    def release(*sums):
+        optimizer.apply_private(dp.ClippedSums(sums, optimizer.clipping_set()), 10.0)
+
+    step = tf.function(release, autograph=False)
     specs = [tf.TensorSpec(shape) for shape in shapes]
     return len(step.get_concrete_function(*specs).graph.get_operations())
 

@@ -3,7 +3,8 @@
 A bound above a claim refutes it. A bound below proves nothing: the attack may be weak.
 
   * `audit_optimizer`, `draw_scores`: many releases of an optimizer on two neighbouring data sets;
-    `epsilon_lower_bound` for scores of any mechanism.
+    `epsilon_lower_bound` for scores of any mechanism, `gaussian_epsilon_lower_bound` and
+    `law_epsilon_lower_bound`, which see smaller faults, where the trade-off function is known.
   * `OneRunAudit`: canaries in one whole training.
   * `loss_attack`, `lira`, `MembershipReport`: membership inference.
 
@@ -28,9 +29,18 @@ from tf_adadp.audit.releases import (
     draw_scores,
     recorded_releases,
 )
+from tf_adadp.audit.tradeoff import (
+    GaussianBound,
+    LawBound,
+    gaussian_epsilon_lower_bound,
+    law_epsilon_lower_bound,
+    one_run_fdp_epsilon_lower_bound,
+)
 
 __all__ = [
     "EpsilonBound",
+    "GaussianBound",
+    "LawBound",
     "MechanismAudit",
     "MembershipReport",
     "OneRunAudit",
@@ -42,10 +52,13 @@ __all__ = [
     "epsilon_lower_bound",
     "example_losses",
     "gaussian_epsilon_estimate",
+    "gaussian_epsilon_lower_bound",
+    "law_epsilon_lower_bound",
     "lira",
     "loss_attack",
     "one_run_bound",
     "one_run_epsilon_lower_bound",
+    "one_run_fdp_epsilon_lower_bound",
     "one_run_p_value",
     "recorded_releases",
 ]

@@ -67,35 +67,56 @@ def epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95):
     """
     delta = check_number("delta", delta, "a number in [0, 1)", at_least=0, below=1)
     level = _level(confidence) / 2
+
+    def bound(frequent, draws, rare, neighbor_draws):
+        return _log_ratio(frequent, draws, rare, neighbor_draws, delta, level)
+
+    event, frequent, rare = tested_event(scores, neighbor_scores, bound)
+    return EpsilonBound(
+        epsilon=max(0.0, float(bound(*frequent, *rare))),
+        delta=delta,
+        confidence=float(confidence),
+        event=event,
+        frequent=frequent,
+        rare=rare,
+    )
+
+
+def tested_event(scores, neighbor_scores, gain):
+    """An event chosen on the first half of both samples, and its counts on the second half.
+
+    Candidates are "≥ t" and "≤ t", likely under either sample.
+
+    Args:
+        scores, neighbor_scores: see `epsilon_lower_bound`.
+        gain: gain(count, draws, count, draws) of arrays, one entry per candidate: how much the
+            event would prove with these counts, first where it is likely. The largest is chosen;
+            −∞ for nothing.
+
+    Returns:
+        (event in words, (count, draws) where it is likely, (count, draws) on the other data set).
+    """
     samples = [_sample("scores", scores), _sample("neighbor_scores", neighbor_scores)]
     chosen, tested = zip(*((s[: len(s) // 2], s[len(s) // 2 :]) for s in samples), strict=True)
 
-    best = (-math.inf, None)
+    events, counts = [], []
     for frequent in (0, 1):
         for sign in (1, -1):
             a, b = sign * chosen[frequent], sign * chosen[1 - frequent]
             thresholds = _thresholds(np.concatenate([a, b]))
-            counts = [len(s) - np.searchsorted(np.sort(s), thresholds) for s in (a, b)]
-            bounds = _log_ratio(counts[0], len(a), counts[1], len(b), delta, level)
-            i = int(np.argmax(bounds))
-            if bounds[i] > best[0]:
-                best = (bounds[i], (frequent, sign, thresholds[i]))
-    if best[1] is None:  # no event is likelier than δ: nothing to test
-        frequent, sign, threshold = 0, 1, -math.inf
-    else:
-        frequent, sign, threshold = best[1]
+            hits = [len(s) - np.searchsorted(np.sort(s), thresholds) for s in (a, b)]
+            draws = [np.full(len(thresholds), len(s)) for s in (a, b)]
+            counts.append(np.stack([hits[0], draws[0], hits[1], draws[1]]))
+            events += [(frequent, sign, threshold) for threshold in thresholds]
+    gains = gain(*np.concatenate(counts, axis=1))
+    best = int(np.argmax(gains))
+    # Where no event proves anything there is nothing to test.
+    frequent, sign, threshold = events[best] if gains[best] > -math.inf else (0, 1, -math.inf)
+
     a, b = sign * tested[frequent], sign * tested[1 - frequent]
-    hits = [int(np.sum(s >= threshold)) for s in (a, b)]
-    bound = float(_log_ratio(hits[0], len(a), hits[1], len(b), delta, level))
     names = ("scores", "neighbor_scores")
-    return EpsilonBound(
-        epsilon=max(0.0, bound),
-        delta=delta,
-        confidence=float(confidence),
-        event=f"{names[frequent]} {'≥' if sign > 0 else '≤'} {sign * threshold:.6g}",
-        frequent=(hits[0], len(a)),
-        rare=(hits[1], len(b)),
-    )
+    event = f"{names[frequent]} {'≥' if sign > 0 else '≤'} {sign * threshold:.6g}"
+    return event, *((int(np.sum(s >= threshold)), len(s)) for s in (a, b))
 
 
 def gaussian_epsilon_estimate(scores, neighbor_scores, delta):
@@ -146,13 +167,7 @@ def one_run_p_value(canaries, guesses, correct, epsilon, delta):
     Raises:
         ValueError: a number is out of range.
     """
-    m = check_integer("canaries", canaries, "an integer of at least 1", at_least=1)
-    r = check_integer("guesses", guesses, f"an integer in 0..{m}", at_least=0)
-    v = check_integer("correct", correct, f"an integer in 0..{r}", at_least=0)
-    if not v <= r <= m:
-        raise ValueError(
-            f"canaries={m}, guesses={r}, correct={v}: give correct ≤ guesses ≤ canaries."
-        )
+    m, r, v = check_guesses(canaries, guesses, correct)
     epsilon = check_number("epsilon", epsilon, "a finite number of at least 0", at_least=0)
     delta = check_number("delta", delta, "a number in [0, 1]", at_least=0, at_most=1)
     right = special.expit(epsilon)  # of one guess
@@ -187,6 +202,18 @@ def one_run_epsilon_lower_bound(canaries, guesses, correct, delta, confidence=0.
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
+
+
+def check_guesses(canaries, guesses, correct):
+    """(m, r, v) as integers, or ValueError unless 0 ≤ v ≤ r ≤ m and m ≥ 1."""
+    m = check_integer("canaries", canaries, "an integer of at least 1", at_least=1)
+    r = check_integer("guesses", guesses, f"an integer in 0..{m}", at_least=0)
+    v = check_integer("correct", correct, f"an integer in 0..{r}", at_least=0)
+    if not v <= r <= m:
+        raise ValueError(
+            f"canaries={m}, guesses={r}, correct={v}: give correct ≤ guesses ≤ canaries."
+        )
+    return m, r, v
 
 
 def best_guesses(scores, coins, num_guesses):

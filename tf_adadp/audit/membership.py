@@ -65,8 +65,8 @@ class MembershipReport:
         rates, tpr = self.roc()
         return float(tpr[rates <= fpr].max())
 
-    def epsilon_lower_bound(self, delta, confidence=0.95, num_guesses=None):
-        """A lower bound on ε of the training, see `one_run_bound`.
+    def epsilon_lower_bound(self, delta, confidence=0.95, num_guesses=None, claim=None):
+        """A lower bound on ε of the training, see `one_run_bound`, also for claim's assumption.
 
         Not the textbook's log((TPR − δ)/FPR) with intervals for the two rates: all scores come from
         ONE model, so the records are no independent trials. What is independent are the coins.
@@ -79,7 +79,7 @@ class MembershipReport:
                 "fair_coins=False: ε can be bounded only where each record was in by a fair coin "
                 "of its own. Choose members so (`lira` does), and pass fair_coins=True."
             )
-        return one_run_bound(self.scores, self.members, delta, confidence, num_guesses)
+        return one_run_bound(self.scores, self.members, delta, confidence, num_guesses, claim)
 
     def plot(self, axes=None):
         """Draws the ROC, both axes logarithmic, and returns the matplotlib axes."""
