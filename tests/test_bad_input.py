@@ -160,7 +160,7 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
     loss = CompileLoss(crossentropy())
     loss.build(data()[1][:2], model(data()[0][:2]))
     engine, _ = make_engine(model, loss, element_spec=(*spec, None))
-    lot = make_lot(*data(), None, 30)
+    lot, loss_function = make_lot(*data(), None, 30), crossentropy()
     before = [v.numpy() for v in [*model.weights, *optimizer.variables]]
     if name == "DPOPT":  # as in its `step_on_lot`
         optimizer._in_step = True
@@ -172,6 +172,7 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
         lambda: optimizer.apply_private(sums, 30.0),
         lambda: tf.function(lambda: optimizer.apply_private(sums, 30.0), autograph=False)(),
         lambda: optimizer.step_on_lot(engine, lot, 30.0),
+        lambda: dp.private_step(model, loss_function, lot, optimizer, ledger=ledger, law=law),
         lambda: optimizer._with_noise(zeros, zeros, 30.0, tf.constant(1, tf.int64)),
     ):
         with pytest.raises(ValueError, match=wanted):
@@ -181,6 +182,10 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
     for value, variable in zip(before, [*model.weights, *optimizer.variables], strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
     assert ledger.steps == optimizer.releases == optimizer.uncharged_releases == 0
+    # The lot is still good for a step.
+    made = dp.DPSGD(noise_multiplier=1.0)
+    dp.private_step(model, loss_function, lot, made, ledger=ledger, law=law)
+    assert ledger.steps == 1
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def _check(model, optimizer, ledger, law):
         )
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"optimizer={optimizer!r}: give one of tf_adadp's optimizers.")
+    optimizer._require_noise_multiplier()
     if not isinstance(ledger, PrivacyLedger):
         raise TypeError(f"ledger={ledger!r}: give a tf_adadp.PrivacyLedger().")
     if not isinstance(law, SamplingLaw) or law.expected_lot_size is None:

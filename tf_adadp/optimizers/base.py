@@ -51,8 +51,9 @@ class DPOptimizer:
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
         noise_multiplier: σ* > 0, noise std over sensitivity. It sets the privacy, so there is no
-            default: with None the optimizer can be made and saved, and whatever would release,
-            charge or compile with it raises. 0 only with `allow_no_noise=True`, charged ε = ∞.
+            default: an optimizer made with None has a configuration, but raises a ValueError when
+            it is compiled, charged or asked to release. 0 only with `allow_no_noise=True`, charged
+            ε = ∞.
         l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
             longest prefix wins and every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
@@ -645,7 +646,6 @@ class DPOptimizer:
 
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """What the step is charged for: the sums with noise, over L; and the noise's std."""
-        self._require_noise_multiplier()
         stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
