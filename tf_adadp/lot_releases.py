@@ -53,6 +53,7 @@ class LotReleases:
     def __init__(self):
         self._tickets = collections.deque()  # of charges that pay for several releases from a lot
         self._full_batches = 0  # charges under laws whose lots hold every record
+        self._left_of_empty = 0
         self._weights = None  # weak references, shared by all claims
         self._ledger = None  # a weak reference to the one charged last
         self._paid = None  # law and releases per lot of that charge, and where it ended
@@ -83,7 +84,7 @@ class LotReleases:
         """Forgets charges that no release was made for."""
         with _lock:
             self._tickets.clear()
-            self._full_batches = 0
+            self._full_batches = self._left_of_empty = 0
 
     def claim(self, lot, variables, ledger=None, full_batch=False):
         """Takes one release from a lot, before it is made.
@@ -101,9 +102,10 @@ class LotReleases:
             ValueError: every release that the lot was charged for was made.
         """
         mask = lot[1]
-        if 0 in mask.shape:
-            return Claim()
         with _lock:
+            if 0 in mask.shape:
+                return self._claim_empty()
+            self._left_of_empty = 0
             if self._weights is None:
                 self._weights = [weakref.ref(v) for v in variables]
             if ledger is None and self._ledger is not None:
@@ -133,6 +135,15 @@ class LotReleases:
             "releases from each lot together, `optimizer.charge(ledger, law, releases_per_lot=K)`, "
             "and make them with `clipped_sum` and `apply_private`."
         )
+
+    def _claim_empty(self):
+        """Takes a release from an empty lot: one after the other are taken to be from the same."""
+        of_several = self._left_of_empty > 0
+        if of_several:
+            self._left_of_empty -= 1
+        elif self._tickets:
+            self._left_of_empty = self._tickets.popleft() - 1
+        return Claim(of_several=of_several)
 
     def __reduce__(self):
         return LotReleases, ()  # a copy was charged for nothing

@@ -16,9 +16,9 @@ DELTA = 1e-4
 LAW = PoissonSampling(ROWS, 30)
 
 
-def lots_of(expected_size=30):
+def lots_of(expected_size=30, seed=None):
     x, y = data()
-    return dp.PoissonLots(x, y, expected_size=expected_size)
+    return dp.PoissonLots(x, y, expected_size=expected_size, seed=seed)
 
 
 def built(optimizer=None, model=None):
@@ -257,6 +257,29 @@ def test_empty_lots_are_lots():
     for lot in lots.take(4, 16):
         dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=lots.law)
     assert ledger.steps == optimizer.releases == 4
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_several_releases_from_lots_that_may_be_empty(in_graph):
+    """Whether a lot has rows decides no refusal, and no count of charges."""
+    model, optimizer = built()
+    ledger, loss, lots = PrivacyLedger(), crossentropy(), lots_of(0.5, seed=4)
+
+    def step(lot):
+        optimizer.apply_private(dp.clipped_sum(model, loss, lot, optimizer), 0.5)
+
+    stream = lots.as_dataset(16, num_lots=12)
+    if in_graph:
+        step = tf.function(step, input_signature=[stream.element_spec], autograph=False)
+    empty = 0
+    for lot in stream:
+        empty += 0 in lot[1].shape
+        optimizer.charge(ledger, lots.law, releases_per_lot=3)
+        for _ in range(3):
+            step(lot)
+    assert 0 < empty < 12
+    assert optimizer.releases == 36
+    assert optimizer.uncharged_releases == 0
 
 
 def test_memory_of_lots_is_bounded(monkeypatch):

@@ -207,6 +207,26 @@ def test_fit_goes_on_where_the_dataset_resamples():
     assert private.ledger.steps == 24
 
 
+def test_a_dataset_serves_one_declaredlots():
+    """New lots of the same dataset in every fit: ε read 11.0 where 20.3 is possible."""
+    dataset = numbers(3, 1)
+    next(DeclaredLots(dataset, LAW).take(1, 4))
+    with pytest.raises(ValueError, match="dataset was read before, by other DeclaredLots"):
+        next(DeclaredLots(dataset, LAW).take(1, 4))
+    next(DeclaredLots(dataset, LAW, resamples=True).take(1, 4))
+
+
+@pytest.mark.parametrize(
+    "pipeline", [lambda d: d.repeat(), lambda d: d.cache().repeat(9).prefetch(1)]
+)
+def test_repeated_datasets_have_to_say_that_they_resample(pipeline):
+    with pytest.raises(ValueError, match="dataset ends in repeat.*resamples=True"):
+        DeclaredLots(pipeline(numbers(3, 1)), LAW)
+    DeclaredLots(pipeline(numbers(3, 1)), LAW, resamples=True)
+    # What comes before a step that samples is another matter.
+    DeclaredLots(numbers(3, 1).repeat().map(lambda x, y: (x, y)), LAW)
+
+
 def test_a_generator_that_fails_says_so():
     def batches():
         yield np.zeros((3, 2)), np.zeros(3)
@@ -266,6 +286,7 @@ def test_batches_of_one_size_are_not_poisson(pipeline):
 def test_batches_of_the_declared_size_are_legal():
     DeclaredLots(records().batch(30), FixedSizeSampling(3000, 30))
     DeclaredLots(records().batch(3000).repeat(), PoissonSampling(3000, 3000))
+    DeclaredLots(records().batch(30).repeat(), FixedSizeSampling(3000, 30), resamples=True)
     DeclaredLots(records().batch(3000), PoissonSampling(3000, 2999))  # one lot has some size
     with pytest.raises(ValueError, match="cut into batches of 30.*have another size"):
         DeclaredLots(records().batch(30), FixedSizeSampling(3000, 60))

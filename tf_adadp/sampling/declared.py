@@ -3,13 +3,14 @@
 import collections
 import dataclasses
 import threading
+import weakref
 
 import keras
 import tensorflow as tf
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.sampling.base import Lots
-from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size
+from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size, ends_in_repeat
 from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sources import batch_spec, leaf_dtype, leaf_names, padding
 
@@ -19,6 +20,9 @@ _ENDED = (
     "each was charged as drawn once. Give a dataset that goes on, train for fewer steps, or say "
     "resamples=True if every iteration over it draws its lots anew."
 )
+
+
+_already_read = weakref.WeakSet()
 
 
 class DeclaredLots(Lots):
@@ -52,8 +56,9 @@ class DeclaredLots(Lots):
     Raises:
         TypeError: `dataset`, `law` or `resamples` is of another type, or an element has another
             form.
-        ValueError: the dataset is empty; its batches have a constant size that the law does not
-            give them. While reading: rows do not agree in number; the dataset ended.
+        ValueError: the dataset is empty, or ends in `repeat` without resamples=True; its batches
+            have a constant size that the law does not give them. While reading: rows do not agree
+            in number; the dataset ended, or other DeclaredLots have read it.
         ContradictedLaw: a ValueError, while reading: the sizes of the batches contradict the law
             (a last batch that is short: batch with drop_remainder=True).
     """
@@ -76,13 +81,18 @@ class DeclaredLots(Lots):
         element_spec = _element_spec(dataset)
         if resamples or dataset.cardinality() != 1:  # one lot may have any size
             check_batch_size(dataset, law)
+        if not (resamples or law.full_batch or not ends_in_repeat(dataset)):
+            raise ValueError(
+                "dataset ends in repeat, which reads the same lots again: leave it out, or say "
+                "resamples=True if every iteration over it draws its lots anew."
+            )
         super().__init__(dataclasses.replace(law, declared=True), element_spec)
         self._steps_per_epoch = (
             super().steps_per_epoch
             if steps_per_epoch is None
             else checked_integer("steps_per_epoch", steps_per_epoch, least=1)
         )
-        self._stream = _Stream(dataset.repeat() if resamples else dataset, self.law)
+        self._stream = _Stream(dataset, self.law, resamples)
 
     @property
     def steps_per_epoch(self):
@@ -106,8 +116,8 @@ class DeclaredLots(Lots):
 class _Stream:
     """The batches of a dataset, each once, in order; some of them read ahead."""
 
-    def __init__(self, dataset, law):
-        self._dataset, self._iterator = dataset, None
+    def __init__(self, dataset, law, resamples):
+        self._dataset, self._resamples, self._iterator = dataset, resamples, None
         self._sizes = SizeCheck(law)
         self._ahead = collections.deque()
         self._read = 0
@@ -137,12 +147,23 @@ class _Stream:
 
         return take
 
+    def _begin(self):
+        dataset = self._dataset.repeat() if self._resamples else self._dataset
+        if not self._resamples and self._dataset in _already_read:
+            raise ValueError(
+                "dataset was read before, by other DeclaredLots: its lots would be used twice, and "
+                "each was charged as drawn once. Keep the DeclaredLots and go on with them, or say "
+                "resamples=True if every iteration over the dataset draws its lots anew."
+            )
+        self._iterator = iter(dataset)
+        _already_read.add(self._dataset)
+
     def _read_one(self):
         if self._error is not None:
             raise self._error
         try:
             if self._iterator is None:
-                self._iterator = iter(self._dataset)
+                self._begin()
             batch = next(self._iterator, None)
             if batch is None:
                 raise ValueError(_ENDED.format(self._read) if self._read else _EMPTY)

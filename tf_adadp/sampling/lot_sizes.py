@@ -114,21 +114,36 @@ def _constant_size(dataset):
     sizes = {spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _has_rows(spec)}
     if sizes - {None}:
         return min(sizes - {None})
+    steps, nodes = _last_steps(dataset)
+    if not steps or steps[-1].op not in _BATCHES:
+        return None
+    size = nodes.get(steps[-1].input[1].split(":")[0])
+    if size is None or "value" not in size.attr:
+        return None
+    return int(tf.make_ndarray(size.attr["value"].tensor))
+
+
+def ends_in_repeat(dataset):
+    """Whether a pipeline repeats its lots, as they come out of the last step that changes them."""
+    return any("Repeat" in node.op for node in _last_steps(dataset)[0])
+
+
+def _last_steps(dataset):
+    """The steps of a pipeline from its end back to one that makes or changes elements.
+
+    Returns:
+        Those as nodes of TensorFlow's own graph of it, and all its nodes by name.
+    """
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1
         ).numpy()
     )
     nodes = {node.name: node for node in graph.node}
-    node = graph.node[-1] if graph.node else None
-    while node is not None and node.op in _PASS_ON:
-        node = nodes.get(node.input[0].split(":")[0]) if node.input else None
-    if node is None or node.op not in _BATCHES:
-        return None
-    size = nodes.get(node.input[1].split(":")[0])
-    if size is None or "value" not in size.attr:
-        return None
-    return int(tf.make_ndarray(size.attr["value"].tensor))
+    steps = [graph.node[-1]] if graph.node else []
+    while steps and steps[-1].op in _PASS_ON and steps[-1].input:
+        steps.append(nodes[steps[-1].input[0].split(":")[0]])
+    return steps, nodes
 
 
 def _has_rows(spec):
