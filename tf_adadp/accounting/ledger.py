@@ -173,10 +173,7 @@ class PrivacyLedger:
         Raises:
           ValueError: reason is not a non-empty string.
         """
-        _checks.non_empty_text("reason", reason)
-        with self._lock:
-            if reason not in self._readings:
-                self._readings.append(reason)
+        self._add_reason(self._readings, reason)
 
     def declare_plan(self, plan: str) -> None:
         """Records your word that noise, sampling and numbers of steps were fixed beforehand.
@@ -198,10 +195,7 @@ class PrivacyLedger:
         Raises:
           ValueError: reason is not a non-empty string.
         """
-        _checks.non_empty_text("reason", reason)
-        with self._lock:
-            if reason not in self._unknown:
-                self._unknown.append(reason)
+        self._add_reason(self._unknown, reason)
 
     def mark_not_covered(self, reason: str) -> None:
         """Records that the weights were changed by something that no entry describes.
@@ -211,10 +205,13 @@ class PrivacyLedger:
         Raises:
           ValueError: reason is not a non-empty string.
         """
+        self._add_reason(self._not_covered, reason)
+
+    def _add_reason(self, reasons: list[str], reason: str) -> None:
         _checks.non_empty_text("reason", reason)
         with self._lock:
-            if reason not in self._not_covered:
-                self._not_covered.append(reason)
+            if reason not in reasons:
+                reasons.append(reason)
 
     def merge(self, other: "PrivacyLedger", *, same_data: bool = False) -> None:
         """Takes over the other ledger's entries: the union by id, the larger count for each.

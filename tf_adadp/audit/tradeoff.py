@@ -61,7 +61,7 @@ def gaussian_epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95
 
         μ ≥ Φ⁻¹(1 − α_high) − Φ⁻¹(β_high)
 
-    (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section 4). ε is
+    (Nasr et al. 2023, "Tight auditing of differentially private machine learning"). ε is
     that of μ-Gaussian differential privacy at δ (Balle and Wang 2018, Theorem 8).
 
     Guarantee: with probability ≥ confidence the mechanism is not μ'-Gaussian differentially private
