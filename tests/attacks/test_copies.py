@@ -177,6 +177,7 @@ def test_other_changes_are_seen(change):
     assert says_changed(private)
 
 
+@pytest.mark.filterwarnings("ignore:epsilon relies on a sampling law declared")
 def test_private_training_by_whichever_way_is_no_change(tmp_path):
     x, y = data()
     private = trained()

@@ -649,10 +649,11 @@ class PrivacyLedger:
                 "history_lost": list(self._unknown),
                 "readings": list(self._readings),
                 "plan": self._plan,
-                "not_covered": list(self._not_covered),
                 "budgets": [budget.to_config() for budget in self._budgets],
                 "entries": [entry.to_config() for entry in self._entries.values()],
             }
+            if self._not_covered:
+                content["not_covered"] = list(self._not_covered)
         return format_document(content)
 
     @classmethod

@@ -25,12 +25,12 @@ except ImportError:  # Windows
     fcntl = None
 
 _FORMAT = "tf_adadp.PrivacyLedger"
-_VERSION = 3
+_VERSION = 2
 _CONTENT = {
     1: {"history_lost", "entries"},
     2: {"history_lost", "entries", "dataset", "budgets", "readings", "plan"},
-    3: {"history_lost", "entries", "dataset", "budgets", "readings", "plan", "not_covered"},
 }
+_OPTIONAL = {"not_covered"}  # written where there is any
 _LISTS = {"history_lost", "entries", "budgets", "readings", "not_covered"}
 
 
@@ -64,7 +64,7 @@ def parse_document(text: str) -> Mapping[str, Any]:
             "it was written by a newer release, or edited."
         )
     content = document.get("ledger")
-    if not isinstance(content, dict) or set(content) != _CONTENT[version]:
+    if not isinstance(content, dict) or set(content) - _OPTIONAL != _CONTENT[version]:
         raise ValueError("its content is incomplete.")
     if not all(isinstance(content[name], list) for name in _LISTS & set(content)):
         raise ValueError("its content is malformed.")

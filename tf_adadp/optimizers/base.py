@@ -771,6 +771,11 @@ class DPOptimizer:
             ValueError: on a configuration that this version cannot honour, as a whole.
         """
         try:
+            parameters = inspect.signature(cls.__init__).parameters.values()
+            if "noise_multiplier" not in config and any(
+                p.kind is p.VAR_KEYWORD or p.name == "noise_multiplier" for p in parameters
+            ):
+                raise ValueError("noise_multiplier is missing, which no default can stand for.")
             return super().from_config(config, custom_objects)
         except (TypeError, ValueError) as error:
             raise ValueError(
