@@ -231,16 +231,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._start(law)
         return self._claimed_event(law)
 
-    def charge(
-        self,
-        ledger,
-        law,
-        steps=1,
-        *,
-        position=0,
-        reproducible_sampling=False,
-        releases_per_lot=1,
-    ):
+    def charge(self, ledger, law, steps=1, *, releases_per_lot=1, **options):
         """Counts one release against the budget, and writes it into a ledger, before it is made.
 
         What AGD released about these weights earlier, and the ledger knows of, counts as well.
@@ -275,9 +266,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
                 )
             ledger.begin_budget(budget)
             self._spent.assign(spent + budget.cost(event))
-        super().charge(
-            ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
-        )
+        super().charge(ledger, law, steps, **options)
 
     def _recorded(self, ledger, budget):
         """The Rényi cost of what the ledger has from AGD."""

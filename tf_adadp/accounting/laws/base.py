@@ -55,7 +55,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def full_batch(self) -> bool:
-        """Whether every lot holds every record, so that nothing is amplified by sampling.
+        """Tells whether every lot holds every record, so that sampling amplifies nothing.
 
         Then several releases from one lot cost what releases from as many lots cost.
         """

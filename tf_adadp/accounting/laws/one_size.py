@@ -37,7 +37,7 @@ class _OneSizeSampling(SamplingLaw):
 
     @property
     def full_batch(self) -> bool:
-        """Whether n = N."""
+        """Tells whether n = N."""
         return self.size == self.num_examples
 
     def lot_size_probability(self, size: int) -> float:

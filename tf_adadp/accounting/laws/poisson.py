@@ -73,7 +73,7 @@ class PoissonSampling(SamplingLaw):
 
     @property
     def full_batch(self) -> bool:
-        """Whether q = 1."""
+        """Tells whether q = 1."""
         return self.probability == 1
 
     def lot_size_probability(self, size: int) -> float:
