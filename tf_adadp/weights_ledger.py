@@ -124,11 +124,12 @@ def keep_in_copies(model):
     """
 
     def deepcopy(memo):
-        note_changes(model.weights, WeightsLedger().of([model, *model.weights]))
+        history = WeightsLedger().of([model, *model.weights])
+        note_changes(model.weights, history)
         rebuild, arguments = type(model).__reduce__(model)[:2]
         made = memo[id(model)] = rebuild(*arguments)
         ledger = WeightsLedger()
-        ledger.last = copy.deepcopy(WeightsLedger().of([model, *model.weights]))
+        ledger.last = copy.deepcopy(history)
         ledger.keep([made, *made.weights])
         keep_in_copies(made)
         return made

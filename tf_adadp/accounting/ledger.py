@@ -270,7 +270,7 @@ class PrivacyLedger:
             other.__dict__ = self.__dict__
 
     def is_one_with(self, other: "PrivacyLedger") -> bool:
-        """Whether the two are the same ledger, or were united."""
+        """Tells whether the two are the same ledger, or were united."""
         return self.__dict__ is other.__dict__
 
     def check_data(
@@ -337,7 +337,7 @@ class PrivacyLedger:
 
     @property
     def not_covered_reasons(self) -> tuple[str, ...]:
-        """What changed the weights and is in no entry; empty where nothing is known to have."""
+        """Lists what changed the weights and is in no entry; empty where nothing is known to."""
         return tuple(self._not_covered)
 
     @property
