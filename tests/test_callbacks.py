@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import ROWS, data, private_model
 
 import tf_adadp as dp
-from tf_adadp.accounting.ledger_file import LedgerFile
+from tf_adadp.accounting.files.ledger_file import LedgerFile
 
 DELTA = 1e-3
 STEPS = 4  # per epoch of lots of 30

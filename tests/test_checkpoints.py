@@ -227,7 +227,7 @@ def test_configurations_that_cannot_be_honoured_are_refused(run, tmp_path, chang
 @of_one_optimizer
 def test_a_ledger_of_the_first_version_is_read_and_one_of_a_later_version_refused(run, tmp_path):
     make, trained, _, folder = run
-    from tf_adadp.accounting import storage
+    from tf_adadp.accounting.files import storage
 
     content = json.loads(trained.ledger.to_json())["ledger"]
     entries = [

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_adadp import clipping, row_gradients
+from tf_adadp import clipping
+from tf_adadp.clipping import row_gradients
 
 SHAPES = ((), (7,), (9, 4), (3, 2, 5))
 NUM_SCALARS = sum(math.prod(s) for s in SHAPES)

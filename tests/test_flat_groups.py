@@ -6,8 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_adadp import flat_groups
-from tf_adadp.flat_groups import FlatGroups
+from tf_adadp.utils import flat_groups
+from tf_adadp.utils.flat_groups import FlatGroups
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8)
 

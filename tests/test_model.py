@@ -272,8 +272,8 @@ def test_state_is_never_updated_from_raw_data():
 def test_dropout_differs_between_examples_and_steps(gradient_engine, jit_compile):
     """The input is 1, so that a gradient shows its example's mask."""
     from tf_adadp import clipping
+    from tf_adadp.clipping.row_gradients import as_rows
     from tf_adadp.gradients import make_engine
-    from tf_adadp.row_gradients import as_rows
     from tf_adadp.sampling import make_lot
 
     class Keep(clipping.L2Ball):

@@ -16,8 +16,9 @@ import scipy.stats
 import tensorflow as tf
 
 import tf_adadp as dp
-from tf_adadp import flat_groups, noise
+from tf_adadp import noise
 from tf_adadp.audit.releases import recorded_releases
+from tf_adadp.utils import flat_groups
 
 KEY = noise.new_key(7)
 # Keys are fixed, so these tests pass or fail for good. Over random keys a KS test at this level

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_adadp import row_gradients
-from tf_adadp.row_gradients import AxisScales, Rows, raised_sum, row_norms, sum_of_squares
+from tf_adadp.clipping import row_gradients
+from tf_adadp.clipping.row_gradients import AxisScales, Rows, raised_sum, row_norms, sum_of_squares
 
 # Rows that are hard to measure: (name, array [B, n] in float64, rounded to float32 below).
 RNG = np.random.default_rng(0)

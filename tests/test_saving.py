@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import ROWS, data, plain_model, private_model
 
 import tf_adadp as dp
-from tf_adadp import saving
+from tf_adadp.persistence import files as saving
 
 OPTIMIZERS = [
     dp.DPSGD(0.1, noise_multiplier=1.0, momentum=0.5, nesterov=True),

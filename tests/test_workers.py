@@ -5,7 +5,7 @@ import pytest
 from helpers import data, private_model
 
 import tf_adadp as dp
-from tf_adadp import workers
+from tf_adadp.distribution import workers
 
 
 def arguments(optimizer, callbacks=()):

@@ -49,10 +49,10 @@ _MODULE_OF = {
     "make_private": "optimizers",
     "noise": None,
     "priors": "optimizers",
-    "private_step": "custom_loops",
-    "replicas": None,
+    "private_step": "training.private_step",
+    "replicas": "distribution",
     "validate": "validation",
-    "workers": None,
+    "workers": "distribution",
 }
 __all__ = sorted(_MODULE_OF)
 _NEEDS_KERAS = {

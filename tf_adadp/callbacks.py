@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras.src.utils import io_utils
 
 from tf_adadp.accounting import PrivacyLedger
-from tf_adadp.accounting.ledger_file import LedgerFile
-from tf_adadp.workers import worker_number
+from tf_adadp.accounting.files.ledger_file import LedgerFile
+from tf_adadp.distribution.workers import worker_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -10,23 +10,14 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 
-from tf_adadp import fit_arguments, gradients, private_state, replicas, saving, validation, workers
+from tf_adadp import gradients, validation
 from tf_adadp.accounting import PrivacyLedger, UnknownSampling
-from tf_adadp.checks import check_integer
+from tf_adadp.distribution import replicas, workers
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.metrics import LotMetrics, RawMetricsWarning, ReleasedMetrics
-from tf_adadp.run import Run
-from tf_adadp.sampling import (
-    DeclaredLots,
-    FixedSizeLots,
-    PoissonLots,
-    ShuffledLots,
-    TruncatedPoissonLots,
-    UserLots,
-    make_lot,
-)
-from tf_adadp.sampling.lot_sizes import ContradictedLaw
-from tf_adadp.weights_ledger import (
+from tf_adadp.persistence import files as saving
+from tf_adadp.persistence import private_state
+from tf_adadp.persistence.weights_ledger import (
     CHANGED,
     UNCHARGED,
     LedgerState,
@@ -37,6 +28,19 @@ from tf_adadp.weights_ledger import (
     remember_left,
     uncharged_releases,
 )
+from tf_adadp.sampling import (
+    DeclaredLots,
+    FixedSizeLots,
+    PoissonLots,
+    ShuffledLots,
+    TruncatedPoissonLots,
+    UserLots,
+    make_lot,
+)
+from tf_adadp.sampling.lot_sizes import ContradictedLaw
+from tf_adadp.training import arguments as fit_arguments
+from tf_adadp.training.session import Run
+from tf_adadp.utils.checks import check_integer
 
 _LOTS = (
     PoissonLots,
@@ -692,7 +696,7 @@ class DPModel(keras.Model):
         super().set_state_tree(state_tree)
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):
-        """Saves as Keras does; a local file is replaced whole, see `tf_adadp.saving`.
+        """Saves as Keras does; a local file is replaced whole, see `tf_adadp.persistence.files`.
 
         Raises:
             ValueError: for Keras's legacy format, a single .h5 file, which cannot hold the ledger.

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from tf_adadp.accounting import Theorem1Accountant, rdp_theorem1
-from tf_adadp.accounting.bounds import classical_delta, classical_epsilon
+from tf_adadp.accounting.bounds.theorem1 import classical_delta, classical_epsilon
 
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 ALL_ORDERS = range(2, 65)

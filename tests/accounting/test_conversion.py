@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import rdp
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
-from tf_adadp.accounting.conversion import improved_delta, improved_epsilon
+from tf_adadp.accounting.bounds.conversion import improved_delta, improved_epsilon
 
 ORDERS = np.array([1.001, *rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS])
 

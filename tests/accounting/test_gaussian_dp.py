@@ -8,7 +8,7 @@ import pytest
 
 from tf_adadp import accounting
 from tf_adadp.accounting import clt_epsilon, clt_mu
-from tf_adadp.accounting.gaussian_dp import clt_mu_of_events, clt_sampling_probability
+from tf_adadp.accounting.bounds.gaussian_dp import clt_mu_of_events, clt_sampling_probability
 
 
 def test_formula():

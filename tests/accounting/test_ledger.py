@@ -665,7 +665,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message):
 
 
 def test_a_file_with_a_right_checksum_is_still_checked():
-    from tf_adadp.accounting.storage import format_document
+    from tf_adadp.accounting.files.storage import format_document
 
     good = assorted().entries[0].to_config()
     for bad in (

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from tf_adadp.accounting import PoissonSampling, PrivacyLedger
-from tf_adadp.accounting.ledger_file import LedgerFile
+from tf_adadp.accounting.files.ledger_file import LedgerFile
 
 LAW = PoissonSampling(1000, 100)
 EVENT = LAW.event(1.0)
 DELTA = 1e-5
 HOLD = """
 import sys, time
-from tf_adadp.accounting.ledger_file import LedgerFile
+from tf_adadp.accounting.files.ledger_file import LedgerFile
 file = LedgerFile(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)

@@ -11,7 +11,7 @@ from dp_accounting import rdp
 
 from tf_adadp import accounting
 from tf_adadp.accounting import rdp_theorem1, rdp_wang_theorem9, rdp_wang_theorem27
-from tf_adadp.accounting.wang import WANG_ORDERS
+from tf_adadp.accounting.bounds.wang import WANG_ORDERS
 
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 

@@ -8,9 +8,9 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 import tf_adadp as dp
 from tf_adadp import clipping
+from tf_adadp.clipping.row_gradients import AxisScales, Rows
 from tf_adadp.gradients import factors, ghost
 from tf_adadp.gradients.api import make_engine
-from tf_adadp.row_gradients import AxisScales, Rows
 from tf_adadp.sampling import make_lot
 
 L = keras.layers

@@ -8,7 +8,7 @@ import pytest
 
 import tf_adadp as dp
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, PrivacyLedger
-from tf_adadp.accounting.ledger_file import LedgerFile
+from tf_adadp.accounting.files.ledger_file import LedgerFile
 
 LAW = PoissonSampling(1000, 100)
 EVENT, OTHER = LAW.event(1.0), LAW.event(2.0)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from helpers import ROWS, crossentropy, data, plain_model
 
 import tf_adadp as dp
-from tf_adadp import lot_releases
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, PrivacyLedger
+from tf_adadp.charging import lot_releases
 
 DELTA = 1e-4
 LAW = PoissonSampling(ROWS, 30)

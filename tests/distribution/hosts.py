@@ -14,7 +14,7 @@ tf.config.threading.set_inter_op_parallelism_threads(2)
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
 
 import tf_adadp as dp  # noqa: E402
-from tf_adadp import workers  # noqa: E402
+from tf_adadp.distribution import workers  # noqa: E402
 
 NUMBER = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 COUNT = 3

@@ -21,7 +21,7 @@ tf.config.set_logical_device_configuration(
 )
 
 import tf_adadp as dp  # noqa: E402
-from tf_adadp import replicas  # noqa: E402
+from tf_adadp.distribution import replicas  # noqa: E402
 
 STRATEGY = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
 ALONE = tf.distribute.get_strategy()

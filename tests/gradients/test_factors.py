@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_adadp import clipping, row_gradients
+from tf_adadp import clipping
+from tf_adadp.clipping import row_gradients
+from tf_adadp.clipping.row_gradients import AxisScales, Rows
 from tf_adadp.gradients import factors
 from tf_adadp.gradients.factors import (
     Lookups,
@@ -21,7 +23,6 @@ from tf_adadp.gradients.factors import (
     products,
     sequence_form,
 )
-from tf_adadp.row_gradients import AxisScales, Rows
 
 # Bounds of squares may fall short by one rounding of each difference, and be this much too large.
 SHORT, OVER = 3e-7, 1e-3
@@ -622,6 +623,6 @@ def test_without_margins_outer_products_get_past(monkeypatch, make_set):
     assert -1e-3 < _worst("outer", make_set) <= 0.0
     monkeypatch.setattr(factors, "_product_margin", lambda terms: 1.0)
     monkeypatch.setattr(factors, "_margin", lambda roundings: 1.0)
-    for module in (factors, row_gradients, clipping):
+    for module in (factors, row_gradients, clipping.sets):
         monkeypatch.setattr(module, "ROUNDOFF", 0.0)
     assert _worst("outer", make_set) > 0.0

@@ -44,7 +44,7 @@ def test_every_draw_of_a_secure_optimizer_is_of_64_bits(name, monkeypatch):
         dtypes.add(dtype)
         return gaussian(key, step, index, shape, stddev, dtype)
 
-    monkeypatch.setattr(noise, "gaussian", record)
+    monkeypatch.setattr(noise.draws, "gaussian", record)
     private = private_model(make(secure_noise=True), run_eagerly=True)
     private.fit(X[:50], Y[:50], batch_size=25, epochs=1, steps_per_epoch=2, verbose=0)
     weights = sum(v.shape.num_elements() for v in private.trainable_variables)

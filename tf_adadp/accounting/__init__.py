@@ -22,22 +22,19 @@ Accountants are named "rdp", "pld", "theorem1", "wang_theorem9" and "wang_theore
 """
 
 from tf_adadp.accounting.accountants import ACCOUNTANTS
-from tf_adadp.accounting.api import (
-    BudgetSplit,
-    calibrate_noise_multiplier,
-    calibrate_sampling_probability,
-    delta,
-    epsilon,
-    max_steps,
-    split_budget,
+from tf_adadp.accounting.bounds.comparison import ComparedBound, Comparison, compare
+from tf_adadp.accounting.bounds.gaussian_dp import clt_epsilon, clt_mu
+from tf_adadp.accounting.bounds.theorem1 import Theorem1Accountant, rdp_theorem1
+from tf_adadp.accounting.bounds.wang import (
+    WangTheorem9Accountant,
+    WangTheorem27Accountant,
+    rdp_wang_theorem9,
+    rdp_wang_theorem27,
 )
-from tf_adadp.accounting.bounds import Theorem1Accountant, rdp_theorem1
-from tf_adadp.accounting.comparison import ComparedBound, Comparison, compare
 from tf_adadp.accounting.curve import privacy_curve
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.events import decode_event, encode_event
 from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
-from tf_adadp.accounting.gaussian_dp import clt_epsilon, clt_mu
 from tf_adadp.accounting.joint import joint_noise_multiplier
 from tf_adadp.accounting.laws import (
     FixedSizeSampling,
@@ -49,13 +46,16 @@ from tf_adadp.accounting.laws import (
     UserSampling,
 )
 from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
-from tf_adadp.accounting.selection import selection_event
-from tf_adadp.accounting.wang import (
-    WangTheorem9Accountant,
-    WangTheorem27Accountant,
-    rdp_wang_theorem9,
-    rdp_wang_theorem27,
+from tf_adadp.accounting.planning import (
+    BudgetSplit,
+    calibrate_noise_multiplier,
+    calibrate_sampling_probability,
+    delta,
+    epsilon,
+    max_steps,
+    split_budget,
 )
+from tf_adadp.accounting.selection import selection_event
 
 __all__ = [
     "ACCOUNTANTS",

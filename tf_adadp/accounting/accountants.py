@@ -17,11 +17,11 @@ import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from tf_adadp.accounting._log_space import LEAST_NOISE_MULTIPLIER
-from tf_adadp.accounting.bounds import Theorem1Accountant
-from tf_adadp.accounting.conversion import improved_delta, improved_epsilon
+from tf_adadp.accounting.bounds.conversion import improved_delta, improved_epsilon
+from tf_adadp.accounting.bounds.log_space import LEAST_NOISE_MULTIPLIER
+from tf_adadp.accounting.bounds.theorem1 import Theorem1Accountant
+from tf_adadp.accounting.bounds.wang import WangTheorem9Accountant, WangTheorem27Accountant
 from tf_adadp.accounting.events import event_from_key, event_key, is_non_private, walk
-from tf_adadp.accounting.wang import WangTheorem9Accountant, WangTheorem27Accountant
 
 ACCOUNTANTS = ("rdp", "pld", "theorem1", "wang_theorem9", "wang_theorem27")
 _Relation = dp_accounting.NeighboringRelation

@@ -10,21 +10,21 @@ from collections.abc import Iterable
 
 import dp_accounting
 
-from tf_adadp import _process
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, check_accountant, is_non_private_key
-from tf_adadp.accounting.api import largest_count, least_noise_multiplier
-from tf_adadp.accounting.comparison import Comparison, compare_releases
+from tf_adadp.accounting.bounds.comparison import Comparison, compare_releases
 from tf_adadp.accounting.entry import LedgerEntry
-from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
-from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
-from tf_adadp.accounting.statement import privacy_statement
-from tf_adadp.accounting.storage import (
+from tf_adadp.accounting.files.storage import (
     format_document,
     lock_if_possible,
     parse_document,
     write_atomically,
 )
+from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
+from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
+from tf_adadp.accounting.planning import largest_count, least_noise_multiplier
+from tf_adadp.accounting.statement import privacy_statement
+from tf_adadp.utils import process as _process
 
 _Relation = dp_accounting.NeighboringRelation
 

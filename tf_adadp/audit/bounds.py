@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special, stats
 
 from tf_adadp.accounting import accountants, laws
-from tf_adadp.checks import check_integer, check_number
+from tf_adadp.utils.checks import check_integer, check_number
 
 _MOST_THRESHOLDS = 500  # tried in each tail, half of them order statistics, half of them quantiles
 _LARGEST_EPSILON = 64.0

@@ -8,8 +8,8 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
-from tf_adadp.accounting import gaussian_dp
 from tf_adadp.accounting.accountants import Composition
+from tf_adadp.accounting.bounds import gaussian_dp
 from tf_adadp.accounting.events import decode_event
 from tf_adadp.accounting.ledger import PrivacyLedger
 

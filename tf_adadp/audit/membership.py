@@ -8,7 +8,7 @@ from scipy import stats
 
 from tf_adadp.audit.losses import example_losses
 from tf_adadp.audit.one_run import one_run_bound
-from tf_adadp.checks import check_integer
+from tf_adadp.utils.checks import check_integer
 
 _SMALLEST_LOSS = 1e-12  # below, expm1 and log lose the confidence's distance to 1
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_adadp import noise
 from tf_adadp.audit.bounds import EpsilonBound, epsilon_lower_bound
-from tf_adadp.checks import check_integer, check_number
 from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.utils.checks import check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
-from tf_adadp.accounting import gaussian_dp
+from tf_adadp.accounting.bounds import gaussian_dp
 from tf_adadp.audit.bounds import (
     EpsilonBound,
     _level,
@@ -23,7 +23,7 @@ from tf_adadp.audit.bounds import (
     tested_event,
 )
 from tf_adadp.audit.families import ClaimFamily, GaussianFamily
-from tf_adadp.checks import check_number
+from tf_adadp.utils.checks import check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_adadp import replicas
 from tf_adadp.clipping import ClippedSums
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
@@ -255,7 +255,7 @@ def clipped_sum(
         lot and the set that the noise has to fit. `tf_adadp.private_step` does all in one call.
 
     Under a `tf.distribute` strategy, call it in `Strategy.run` with each replica's share of the lot
-    (`tf_adadp.replicas.distribute`): the sums are those of the whole lot, on every replica. They
+    (`dp.replicas.distribute`): the sums are those of the whole lot, on every replica. They
     are not to be added up again.
 
     Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with

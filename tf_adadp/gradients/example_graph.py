@@ -3,8 +3,8 @@
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tf_adadp import replicas
-from tf_adadp.problems import Problem, raise_first
+from tf_adadp.distribution import replicas
+from tf_adadp.utils.problems import Problem, raise_first
 
 # Of what TensorFlow calls stateful: they read, draw at random, call what is looked at by itself, or
 # live for one execution. All other stateful operations could keep something: write a variable, a

@@ -15,7 +15,7 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
-from tf_adadp.problems import Problem, raise_first
+from tf_adadp.utils.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 

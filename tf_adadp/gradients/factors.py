@@ -19,7 +19,7 @@ import math
 
 import tensorflow as tf
 
-from tf_adadp.row_gradients import (
+from tf_adadp.clipping.row_gradients import (
     ROUNDOFF,
     SMALLEST_SQUARE,
     RowGradients,

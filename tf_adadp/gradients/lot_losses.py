@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_adadp import replicas
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients.mapping import join_batches
 
 

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from tf_adadp import replicas
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients import microbatch
 from tf_adadp.gradients.mapping import (
     TRACING_ERRORS,

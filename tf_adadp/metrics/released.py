@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import noise, replicas
+from tf_adadp import noise
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients import refuse_state, shaped_by_values
 from tf_adadp.gradients.mapping import map_examples
 from tf_adadp.metrics.example_metrics import ExampleMetrics

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tf_adadp.checks import check_number
+from tf_adadp.utils.checks import check_number
 
 PREFIX = "released_"  # of names in the logs; no raw metric may have it
 

@@ -4,8 +4,8 @@ import keras
 import tensorflow as tf
 
 from tf_adadp import clipping as sets
-from tf_adadp.checks import check_choice, check_number
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.utils.checks import check_choice, check_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -3,10 +3,10 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp.checks import check_bool
+from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
-from tf_adadp.row_gradients import SMALLEST_SCALE
+from tf_adadp.utils.checks import check_bool
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -7,12 +7,12 @@ import keras
 import tensorflow as tf
 
 from tf_adadp import clipping as sets
-from tf_adadp.checks import check_choice, check_integer, check_number
-from tf_adadp.flat_groups import FlatGroups
+from tf_adadp.clipping.row_gradients import as_rows
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
 from tf_adadp.optimizers.priors.raw import RawPrior, variance
-from tf_adadp.row_gradients import as_rows
+from tf_adadp.utils.checks import check_choice, check_integer, check_number
+from tf_adadp.utils.flat_groups import FlatGroups
 
 
 class AdaptiveNoise(DPOptimizer):

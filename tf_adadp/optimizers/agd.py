@@ -10,9 +10,9 @@ from tf_adadp import noise
 from tf_adadp.accounting.accountants import Composition
 from tf_adadp.accounting.filters import RenyiFilter
 from tf_adadp.accounting.selection import selection_event
-from tf_adadp.checks import check_choice, check_integer, check_number
 from tf_adadp.gradients.lot_losses import clipped_loss_sum
 from tf_adadp.optimizers.base import DPOptimizer, _releasing
+from tf_adadp.utils.checks import check_choice, check_integer, check_number
 
 GRADIENT, SELECT, REMEASURE = range(3)
 _MOVES_PER_WINDOW = 10  # accepted moves between two updates of the largest step

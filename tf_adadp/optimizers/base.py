@@ -11,11 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import __version__, clipping, noise, replicas
+from tf_adadp import __version__, clipping, noise
 from tf_adadp.accounting.events import is_non_private
-from tf_adadp.checks import check_bool, check_integer, check_number
-from tf_adadp.lot_releases import LotReleases, when_run
-from tf_adadp.weights_ledger import OPTIMIZERS_TAG, note_charged
+from tf_adadp.charging.lot_releases import LotReleases, when_run
+from tf_adadp.distribution import replicas
+from tf_adadp.persistence.weights_ledger import OPTIMIZERS_TAG, note_charged
+from tf_adadp.utils.checks import check_bool, check_integer, check_number
 
 _CHARGED = ("event", "record", "charge", "step_on_lot")  # see `covers_metrics`
 _CHARGING = threading.Lock()

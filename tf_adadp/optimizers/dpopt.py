@@ -10,9 +10,9 @@ import tensorflow as tf
 from tf_adadp import clipping as sets
 from tf_adadp import noise
 from tf_adadp.accounting import joint_noise_multiplier
-from tf_adadp.checks import check_choice, check_number
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.priors.base import normalized
+from tf_adadp.utils.checks import check_choice, check_number
 
 _NAMES = ("released", "uniform", "budgeted")
 

@@ -12,12 +12,12 @@ from scipy import special
 
 from tf_adadp import noise
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
-from tf_adadp.accounting.bounds import classical_epsilon
-from tf_adadp.checks import check_choice, check_integer, check_number
+from tf_adadp.accounting.bounds.theorem1 import classical_epsilon
 from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.sampling import make_lot
 from tf_adadp.sampling.sources import ArraySource
+from tf_adadp.utils.checks import check_choice, check_integer, check_number
 
 _Relation = dp_accounting.NeighboringRelation
 _SET_LATER = object()  # from_config: the records are in no file

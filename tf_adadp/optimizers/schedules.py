@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from tf_adadp.checks import check_integer, check_number
+from tf_adadp.utils.checks import check_integer, check_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -8,10 +8,11 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import checks, noise
+from tf_adadp import noise
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.pca.layer import PCAProjection
 from tf_adadp.pca.rows import raw_rows, row_blocks, unit_rows
+from tf_adadp.utils import checks
 
 _RELATIONS = {
     "add_or_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

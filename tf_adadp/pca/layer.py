@@ -6,11 +6,11 @@ import math
 import keras
 import numpy as np
 
-from tf_adadp import checks
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.gradients.ghost import declare_independent
 from tf_adadp.pca.rows import LENGTH
-from tf_adadp.weights_ledger import LEDGER_TAG
+from tf_adadp.persistence.weights_ledger import LEDGER_TAG
+from tf_adadp.utils import checks
 
 
 @declare_independent

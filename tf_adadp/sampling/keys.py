@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from tf_adadp import _process
+from tf_adadp.utils import process as _process
 
 
 class LotKey:

@@ -8,9 +8,9 @@ from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import gradients
-from tf_adadp.problems import Problem
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import as_source
+from tf_adadp.utils.problems import Problem
 from tf_adadp.validation.arguments import label_problems
 from tf_adadp.validation.layers import (
     generator_problems,

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
 from tf_adadp.metrics import PREFIX
-from tf_adadp.problems import Problem, raise_first
-from tf_adadp.saving import refuse_legacy_format
+from tf_adadp.persistence.files import refuse_legacy_format
+from tf_adadp.utils.problems import Problem, raise_first
 
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 _Schedule = keras.optimizers.schedules.LearningRateSchedule

@@ -3,7 +3,7 @@
 import keras
 
 from tf_adadp.gradients.ghost.independence import example_axes
-from tf_adadp.problems import Problem, raise_first
+from tf_adadp.utils.problems import Problem, raise_first
 
 # Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
 _GIVEN_STATE = {

@@ -17,7 +17,7 @@ from tf_adadp.gradients import losses_of_rows
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.gradients.random_data import ROWS, random_batches
-from tf_adadp.problems import Problem
+from tf_adadp.utils.problems import Problem
 
 _ALONE = "in private training every example is worked on alone, as a batch of one"
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import clipping
+from tf_adadp.clipping.row_gradients import Rows
 from tf_adadp.gradients import ghost, make_engine
 from tf_adadp.gradients.ghost import independence, registry
-from tf_adadp.row_gradients import Rows
 from tf_adadp.sampling import make_lot
 
 L = keras.layers

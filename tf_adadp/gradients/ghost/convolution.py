@@ -6,11 +6,11 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_adadp.clipping.row_gradients import Rows
 from tf_adadp.gradients.factors import MatrixLayout, products
 from tf_adadp.gradients.ghost.dense import bias_gradient, call_with_tapped_activation
 from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register
-from tf_adadp.row_gradients import Rows
 
 # How a CPU unfolds images fastest, measured beside `tf.image.extract_patches`: by a convolution
 # with the identity where windows are small (0.7 ns an entry against 1.1 to 4.9), by slices where

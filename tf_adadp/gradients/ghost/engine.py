@@ -7,9 +7,9 @@ clipped sum (see `factors`). Work and memory are near those of an ordinary step.
 
 import tensorflow as tf
 
-from tf_adadp import replicas
+from tf_adadp.clipping.row_gradients import grouped
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients.mapping import join_batches
-from tf_adadp.row_gradients import grouped
 
 
 class GhostEngine:

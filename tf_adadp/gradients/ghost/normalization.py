@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
+from tf_adadp.clipping.row_gradients import Rows
 from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.gradients.patching import replaced
-from tf_adadp.row_gradients import Rows
 
 
 @register(keras.layers.LayerNormalization)

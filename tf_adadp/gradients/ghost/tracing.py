@@ -11,6 +11,7 @@ import functools
 import keras
 import tensorflow as tf
 
+from tf_adadp.clipping.row_gradients import Rows
 from tf_adadp.gradients import factors
 from tf_adadp.gradients.ghost import registry
 from tf_adadp.gradients.ghost.independence import (
@@ -23,7 +24,6 @@ from tf_adadp.gradients.ghost.ranks import checked_layers, on_known_ranks
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.patching import PATCHING, replaced
-from tf_adadp.row_gradients import Rows
 
 
 class GhostPass:

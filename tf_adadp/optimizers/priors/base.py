@@ -5,8 +5,8 @@ import math
 
 import tensorflow as tf
 
-from tf_adadp.checks import check_number
-from tf_adadp.flat_groups import FlatGroups
+from tf_adadp.utils.checks import check_number
+from tf_adadp.utils.flat_groups import FlatGroups
 
 FLOOR = 0.4  # no coordinate's scale falls below this fraction of the root mean square scale
 

@@ -2,9 +2,9 @@
 
 import keras
 
-from tf_adadp.checks import check_bool, check_choice, check_number
 from tf_adadp.optimizers.priors.base import Prior
 from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
+from tf_adadp.utils.checks import check_bool, check_choice, check_number
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.flat_groups import FlatGroups
+from tf_adadp.utils.flat_groups import FlatGroups
 
 POOLINGS = ("coordinate", "row", "column", "both", "layer")
 

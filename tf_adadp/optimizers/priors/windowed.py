@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp.checks import check_integer
 from tf_adadp.optimizers.priors.exponential import ExponentialPrior
+from tf_adadp.utils.checks import check_integer
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from tf_adadp.accounting import _checks
-from tf_adadp.accounting._log_space import (
+from tf_adadp.accounting.bounds.base import BoundAccountant
+from tf_adadp.accounting.bounds.conversion import improved_delta, improved_epsilon
+from tf_adadp.accounting.bounds.log_space import (
     LEAST_NOISE_MULTIPLIER,
     log_absolute_moments,
     log_expm1,
@@ -26,8 +28,6 @@ from tf_adadp.accounting._log_space import (
     rdp_of_expansion,
     whole_orders,
 )
-from tf_adadp.accounting.bound_accountant import BoundAccountant
-from tf_adadp.accounting.conversion import improved_delta, improved_epsilon
 
 GREATEST_ORDER = 512
 

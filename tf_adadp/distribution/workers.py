@@ -1,7 +1,7 @@
 """Training on several hosts: what the processes of a `MultiWorkerMirroredStrategy` agree on.
 
 All workers run the same script. Each draws its own part of every lot, from records that no other
-worker has, with a key of its own; sums, noise and update are those of `tf_adadp.replicas`. What is
+worker has, with a key of its own; sums, noise and update are those of `replicas`. What is
 worked out on the host must come out alike everywhere, or the workers would wait for each other for
 ever, and it decides on privacy: so the first worker, the chief, gives its weights, state, ledger
 and noise keys to the others when `fit` begins, and all check that they were given the same laws.
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import replicas
+from tf_adadp.distribution import replicas
 
 
 def num_workers(strategy):

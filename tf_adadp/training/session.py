@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyWarning
-from tf_adadp.weights_ledger import corner
+from tf_adadp.persistence.weights_ledger import corner
 
 
 class Run:

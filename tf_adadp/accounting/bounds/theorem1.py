@@ -2,7 +2,7 @@
 
 Theorem 1 of Xu, Shi, Liu, Zhao and Chen, "An Adaptive and Fast Convergent Approach to
 Differentially Private Deep Learning" (INFOCOM 2020), applies the bound of Wang, Balle and
-Kasiviswanathan (`tf_adadp.accounting.wang`, Theorem 27) to the Gaussian mechanism on a random
+Kasiviswanathan (`rdp_wang_theorem27`) to the Gaussian mechanism on a random
 subset, without the caps of the single terms. It is printed with three different B's and a bracket
 that closes too early; the form below is the one that holds.
 """
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tf_adadp.accounting import _checks
-from tf_adadp.accounting._log_space import (
+from tf_adadp.accounting.bounds.base import BoundAccountant
+from tf_adadp.accounting.bounds.log_space import (
     LEAST_NOISE_MULTIPLIER,
     log_absolute_moments,
     log_second_factor,
     rdp_of_expansion,
     whole_orders,
 )
-from tf_adadp.accounting.bound_accountant import BoundAccountant
 
 THEOREM1_ORDERS = tuple(range(2, 65))
 

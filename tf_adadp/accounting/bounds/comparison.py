@@ -8,8 +8,8 @@ import numpy as np
 
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, is_non_private_key
+from tf_adadp.accounting.bounds.gaussian_dp import clt_mu_of_events, epsilon_of_mu
 from tf_adadp.accounting.events import event_from_key, event_key
-from tf_adadp.accounting.gaussian_dp import clt_mu_of_events, epsilon_of_mu
 from tf_adadp.accounting.laws import FixedSizeSampling, poisson_event
 
 _Relation = dp_accounting.NeighboringRelation

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tf_adadp import _process
+from tf_adadp.utils import process as _process
 
 try:
     import fcntl

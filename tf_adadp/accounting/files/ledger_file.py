@@ -3,8 +3,8 @@
 import os
 import pathlib
 
+from tf_adadp.accounting.files.storage import FileLock, write_atomically
 from tf_adadp.accounting.ledger import PrivacyLedger
-from tf_adadp.accounting.storage import FileLock, write_atomically
 
 
 class LedgerFile:

@@ -7,7 +7,7 @@ import zipfile
 import h5py
 from keras.src.backend.common import global_state
 
-from tf_adadp.accounting.storage import replacing
+from tf_adadp.accounting.files.storage import replacing
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import validation, workers
-from tf_adadp.checks import check_integer, check_number
+from tf_adadp import validation
+from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import PoissonLots
+from tf_adadp.utils.checks import check_integer, check_number
 
 
 def check_optimizer(optimizer):

@@ -34,7 +34,7 @@ import numbers
 
 import tensorflow as tf
 
-from tf_adadp.row_gradients import (
+from tf_adadp.clipping.row_gradients import (
     ROUNDOFF,
     SMALLEST_SCALE,
     AxisScales,

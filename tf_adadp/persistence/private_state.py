@@ -19,11 +19,11 @@ import stat
 import uuid
 
 from tf_adadp import noise
+from tf_adadp.accounting.files.storage import checksum_of, sync_folder
 from tf_adadp.accounting.laws import SamplingLaw
-from tf_adadp.accounting.storage import checksum_of, sync_folder
+from tf_adadp.distribution.workers import num_workers
 from tf_adadp.sampling.keys import LotKey, StepCounter
 from tf_adadp.sampling.sampled import SampledLots
-from tf_adadp.workers import num_workers
 
 _FORMAT, _VERSION = "tf_adadp.PrivateState", 1
 _FIELDS = {"id", "optimizer", "iterations", "ledger", "keys", "lots"}

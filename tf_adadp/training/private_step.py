@@ -3,14 +3,15 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp import replicas, validation
+from tf_adadp import validation
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.laws import SamplingLaw
+from tf_adadp.charging.lot_releases import when_run
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients import engine_for_lot, weight_regularization
-from tf_adadp.lot_releases import when_run
 from tf_adadp.model import DPModel
 from tf_adadp.optimizers import DPOptimizer
-from tf_adadp.weights_ledger import keep_in_copies
+from tf_adadp.persistence.weights_ledger import keep_in_copies
 
 _STEPS = "_tf_adadp_steps"  # past Keras's tracking, on the model: they hold it, and live as long
 

@@ -25,8 +25,8 @@ import dp_accounting
 
 from tf_adadp.accounting import _checks, _search
 from tf_adadp.accounting.accountants import Composition, check_accountant, exceeds_pld_grid
+from tf_adadp.accounting.bounds.gaussian_dp import clt_sampling_probability
 from tf_adadp.accounting.events import event_key
-from tf_adadp.accounting.gaussian_dp import clt_sampling_probability
 from tf_adadp.accounting.laws import poisson_event
 
 

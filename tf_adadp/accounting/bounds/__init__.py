@@ -1,0 +1,1 @@
+"""Bounds that dp_accounting does not have, and their comparison."""

@@ -1,0 +1,1 @@
+"""Ledgers in files: the format, atomic writes, locks, and a file that a run keeps up to date."""

@@ -1,0 +1,1 @@
+"""Training: what `fit` is given, one session of it, and steps of loops of your own."""

@@ -1,0 +1,1 @@
+"""What every room uses: checks of arguments, the process, flat groups of variables."""
