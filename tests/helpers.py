@@ -1,10 +1,13 @@
 """Small models and data shared by the tests."""
 
+import pathlib
+
 import keras
 import numpy as np
 
 import tf_adadp as dp
 
+ROOT = pathlib.Path(__file__).parents[1]
 ROWS = 120
 
 

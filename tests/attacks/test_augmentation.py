@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import crossentropy
 
 import tf_adadp as dp
+from tests.helpers import crossentropy
 from tf_adadp.sampling import make_lot
 
 L = keras.layers

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model, private_model
 from keras.src.legacy.saving import legacy_h5_format
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 
 DELTA = 1e-3
 STEPS = 4  # per epoch of lots of 30

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 
 DELTA = 1e-3
 

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data
 
 import tf_adadp as dp
+from tests.helpers import data
 from tf_adadp.gradients.example_graph import _may_keep
 
 L = keras.layers

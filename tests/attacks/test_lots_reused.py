@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, PrivacyLedger
 from tf_adadp.charging import lot_releases
 

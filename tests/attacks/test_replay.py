@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, data, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, data, plain_model, private_model
 
 OPTIMIZERS = {
     "dpsgd": lambda **k: dp.DPSGD(0.3, momentum=0.9, nesterov=True, **k),

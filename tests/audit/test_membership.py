@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from helpers import crossentropy
 from matplotlib.figure import Figure
 
+from tests.helpers import crossentropy
 from tf_adadp import audit
 
 N, DELTA = 120, 1e-5

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from helpers import crossentropy, data, exact_sgd, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import crossentropy, data, exact_sgd, plain_model, private_model
 from tf_adadp import audit
 
 M, DELTA = 200, 1e-5

@@ -7,9 +7,10 @@ import peer_times
 import pytest
 import step_report
 import step_time
-from fakes import TINY, make_results
 from peers import environments
 from workloads import PLAIN, WORKLOADS, Contender
+
+from tests.benchmarks.fakes import TINY, make_results
 
 # Answers as a peer's script does: every step takes as many milliseconds as the mode has letters.
 FAKE = """\

@@ -1,6 +1,7 @@
 import step_report
-from fakes import fake_memory_row, fake_time_rows, make_results
 from workloads import WORKLOADS, Contender
+
+from tests.benchmarks.fakes import fake_memory_row, fake_time_rows, make_results
 
 HEADER = (
     "| model | lot | method | step, ms | ms per example | × plain (rounds) | mark "

@@ -4,8 +4,9 @@ import pytest
 import step_report
 import step_time
 from absl import app, flags
-from fakes import TINY, fake_memory_row, fake_time_rows, make_results
 from workloads import PLAIN, WORKLOADS, Contender, Workload
+
+from tests.benchmarks.fakes import TINY, fake_memory_row, fake_time_rows, make_results
 
 NAMED = Workload(
     "tabular",

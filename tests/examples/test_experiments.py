@@ -4,24 +4,21 @@ import pathlib
 import subprocess
 import sys
 
-import matplotlib.image
-import numpy as np
-import pytest
-import tensorflow as tf
-from scipy import optimize, special, stats
-
-import tf_adadp as dp
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "experiments"))
-
 import accept_only
 import cosine
 import dimensions
 import distortion_rate
+import matplotlib.image
 import min_max_swap
 import noise_scales
 import noisy_min
+import numpy as np
+import pytest
+import tensorflow as tf
 import trajectories
+from scipy import optimize, special, stats
+
+import tf_adadp as dp
 
 SCRIPTS = pathlib.Path(cosine.__file__).parent
 

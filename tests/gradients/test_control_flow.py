@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, exact_sgd, plain_model, private_model
 
+from tests.helpers import data, exact_sgd, plain_model, private_model
 from tf_adadp import clipping, gradients
 from tf_adadp.gradients import mapping
 from tf_adadp.sampling import make_lot

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import crossentropy, data, exact_sgd, plain_model
 
 import tf_adadp as dp
+from tests.helpers import crossentropy, data, exact_sgd, plain_model
 from tf_adadp import clipping
 from tf_adadp.sampling import make_lot
 

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import private_model
 from keras.src.trainers.compile_utils import CompileLoss
 
 import tf_adadp as dp
+from tests.helpers import private_model
 from tf_adadp import clipping
 from tf_adadp.gradients import make_engine
 from tf_adadp.gradients.indices import no_index_stops

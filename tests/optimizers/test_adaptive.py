@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import SHAPES, advance, make, make_variables, random_grads
 
 import tf_adadp as dp
+from tests.optimizers.cases import SHAPES, advance, make, make_variables, random_grads
 from tf_adadp import noise, priors
 from tf_adadp.optimizers.priors.base import FLOOR
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model
 from tf_adadp import gradients, noise
 from tf_adadp.accounting import (
     FixedSizeSampling,

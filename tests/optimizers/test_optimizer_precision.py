@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import OPTIMIZERS, SHAPES, SIGMA, advance
+
+from tests.optimizers.cases import OPTIMIZERS, SHAPES, SIGMA, advance
 
 STEPS = 3
 

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import SHAPES, SIGMA, advance, make, make_variables, random_grads
-from helpers import data, private_model
 
 import tf_adadp as dp
+from tests.helpers import data, private_model
+from tests.optimizers.cases import SHAPES, SIGMA, advance, make, make_variables, random_grads
 from tf_adadp import accounting
 
 LAW = accounting.PoissonSampling(num_examples=1000, expected_size=100)

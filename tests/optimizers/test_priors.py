@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import SHAPES, make_variables
-from helpers import data, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import data, plain_model, private_model
+from tests.optimizers.cases import SHAPES, make_variables
 from tf_adadp import priors
 from tf_adadp.optimizers.priors.moments import POOLINGS
 

@@ -5,10 +5,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model, private_model
 from scipy import stats
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, UnknownSampling
 from tf_adadp.optimizers.sadpsgd import SADPSGD
 

@@ -5,11 +5,19 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import OPTIMIZERS, SHAPES, SIGMA, advance, make, make_variables, random_grads
 from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 
 import tf_adadp as dp
+from tests.optimizers.cases import (
+    OPTIMIZERS,
+    SHAPES,
+    SIGMA,
+    advance,
+    make,
+    make_variables,
+    random_grads,
+)
 
 
 def moved_by(optimizer, lot, example):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import private_model
 
+from tests.helpers import private_model
 from tf_adadp import accounting
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, UnknownSampling
 from tf_adadp.sampling import DeclaredLots

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import private_model
 
 import tf_adadp as dp
+from tests.helpers import private_model
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.ghost import independence
 from tf_adadp.optimizers.sadpsgd import SADPSGD

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, private_model
 from keras.src.trainers.compile_utils import CompileMetrics
 from scipy import stats
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, private_model
 from tf_adadp.accounting import (
     FixedSizeSampling,
     PoissonSampling,

@@ -2,9 +2,9 @@
 
 import keras
 import pytest
-from helpers import data, private_model
 
 import tf_adadp as dp
+from tests.helpers import data, private_model
 from tf_adadp.distribution import workers
 
 

@@ -6,9 +6,9 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
-from helpers import ROWS, data, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, data, private_model
 from tf_adadp.accounting import PoissonSampling, PrivacyLedger
 
 DELTA = 1e-3

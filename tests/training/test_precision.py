@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from helpers import data, exact_sgd, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import data, exact_sgd, plain_model, private_model
 
 L = keras.layers
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, plain_model, private_model
 from keras.src.trainers.compile_utils import CompileLoss
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 from tf_adadp import clipping
 from tf_adadp.gradients import make_engine
 from tf_adadp.sampling import make_lot

@@ -11,9 +11,9 @@ import textwrap
 import keras
 import numpy as np
 import pytest
-from helpers import data, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROOT, data, plain_model, private_model
 from tf_adadp import noise
 
 X, Y = data()
@@ -69,11 +69,11 @@ def secrets(model):
 def run_here(folder, lines):
     """Runs lines of Python, with this file as `t` and `folder`, in a process of its own."""
     script = (
-        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\nsys.path.insert(0, sys.argv[2])\n"
+        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\n"
+        "from tests.persistence import test_private_state as t\n" + textwrap.dedent(lines)
     )
-    script += "import test_private_state as t\n" + textwrap.dedent(lines)
     result = subprocess.run(
-        [sys.executable, "-c", script, folder, os.path.dirname(__file__)],
+        [sys.executable, "-c", script, folder], cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, exact_sgd, plain_model, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, exact_sgd, plain_model, private_model
 from tf_adadp.accounting import PoissonSampling, PrivacyLedger, UnknownSampling
 
 DELTA = 1e-3

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROWS, crossentropy, data, private_model
 
 import tf_adadp as dp
+from tests.helpers import ROWS, crossentropy, data, private_model
 
 L = keras.layers
 X, Y = data()

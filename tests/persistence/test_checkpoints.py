@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import data, private_model
 
 import tf_adadp as dp
+from tests.helpers import data, private_model
 from tf_adadp import noise
 
 X, Y = data(rows=100)

@@ -14,12 +14,12 @@ import scipy.stats
 import sklearn.datasets
 import sklearn.decomposition
 import tensorflow as tf
-from helpers import crossentropy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tf_adadp as dp
+from tests.helpers import crossentropy
 from tf_adadp.pca import DPPCA, PCAProjection
 from tf_adadp.pca.dppca import add_symmetric_noise, second_moment
 from tf_adadp.pca.rows import unit_rows
