@@ -1,7 +1,6 @@
 """DPModel: any Keras model, trained with differential privacy."""
 
 import contextlib
-import dataclasses
 import math
 import warnings
 
@@ -28,28 +27,12 @@ from tf_adadp.persistence.weights_ledger import (
     remember_left,
     uncharged_releases,
 )
-from tf_adadp.sampling import (
-    DeclaredLots,
-    FixedSizeLots,
-    PoissonLots,
-    ShuffledLots,
-    TruncatedPoissonLots,
-    UserLots,
-    make_lot,
-)
+from tf_adadp.sampling import Lots, make_lot
 from tf_adadp.sampling.lot_sizes import ContradictedLaw
 from tf_adadp.training import arguments as fit_arguments
 from tf_adadp.training.session import Run
 from tf_adadp.utils.checks import check_integer
 
-_LOTS = (
-    PoissonLots,
-    TruncatedPoissonLots,
-    FixedSizeLots,
-    ShuffledLots,
-    UserLots,
-    DeclaredLots,
-)
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
@@ -305,7 +288,7 @@ class DPModel(keras.Model):
                 "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
             )
         callbacks = fit_arguments.private_callbacks_first(callbacks)
-        if isinstance(x, _LOTS):
+        if isinstance(x, Lots):
             fit_arguments.refuse_with_lots(
                 y=y, batch_size=batch_size, sample_weight=sample_weight, class_weight=class_weight
             )
@@ -338,8 +321,6 @@ class DPModel(keras.Model):
             )
         validation.check_validation_data(self, validation_data, lots.element_spec, self._run.y_pred)
         law = lots.law
-        if type(lots) not in _LOTS:  # a subclass may draw by another law than its parent
-            law = dataclasses.replace(law, declared=True)
         if self._run.resumed_lots is not None:
             private_state.resume_lots(lots, self._run.resumed_lots)
             self._run.resumed_lots = None

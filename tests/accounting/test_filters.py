@@ -10,8 +10,9 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
 from tf_adadp.accounting import FixedSizeSampling, PoissonSampling, UnknownSampling
 from tf_adadp.accounting.accountants import Composition
+from tf_adadp.accounting.amplification import amplified
 from tf_adadp.accounting.filters import RenyiFilter
-from tf_adadp.accounting.selection import amplified, selection_event
+from tf_adadp.accounting.selection import selection_event
 
 ADD, REPLACE = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

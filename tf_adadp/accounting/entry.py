@@ -8,7 +8,7 @@ import dp_accounting
 
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.events import decode_event, encode_event, event_key, sampling_parts
-from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
+from tf_adadp.accounting.laws.base import ONE_RECORD, SamplingLaw
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -75,7 +75,7 @@ class LedgerEntry:
         return self.law.neighboring_relation
 
     def _check_event_against_law(self) -> None:
-        if self.law is None or isinstance(self.law, UnknownSampling):
+        if self.law is None or self.law.unknown_reason is not None:
             return
         for part in sampling_parts(self.event):
             if not self.law.matches(part):
@@ -88,6 +88,11 @@ class LedgerEntry:
     def unit(self) -> str:
         """What neighbours differ by one of, "record" or "user"."""
         return self.law.unit if self.law else "record"
+
+    @property
+    def protects(self) -> str:
+        """The unit of privacy in words for a privacy statement."""
+        return self.law.protects if self.law else ONE_RECORD
 
     def repeats(self, other: "LedgerEntry") -> bool:
         """Whether both entries record the same kind of release."""

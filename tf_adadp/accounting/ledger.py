@@ -21,7 +21,7 @@ from tf_adadp.accounting.files.storage import (
     write_atomically,
 )
 from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
-from tf_adadp.accounting.laws import SamplingLaw, UnknownSampling
+from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.accounting.planning import largest_count, least_noise_multiplier
 from tf_adadp.accounting.statement import privacy_statement
 from tf_adadp.utils import process as _process
@@ -422,7 +422,7 @@ class PrivacyLedger:
         entries = (*self.entries, _probe(event, 1, law, None))
         if any(is_non_private_key(entry.key) for entry in entries):
             return
-        if not any(isinstance(entry.law, UnknownSampling) for entry in entries):
+        if not any(entry.law and entry.law.unknown_reason for entry in entries):
             _check_one_statement(entries)
 
     def preview(
@@ -606,12 +606,13 @@ class PrivacyLedger:
         if any(is_non_private_key(entry.key) for entry in entries):
             return Composition.of([(dp_accounting.NonPrivateDpEvent(), 1)])
         for entry in entries:
-            if isinstance(entry.law, UnknownSampling):
+            if entry.law and entry.law.unknown_reason:
                 raise ValueError(
                     "no privacy guarantee can be reported, nobody knows how the batches were "
-                    f"sampled ({entry.law.reason}). Declare how the batches were sampled before "
-                    "training, with PoissonSampling(num_examples, expected_size, declared=True) or "
-                    "FixedSizeSampling(num_examples, size, declared=True), if one of them is true."
+                    f"sampled ({entry.law.unknown_reason}). Declare how the batches were sampled "
+                    "before training, with PoissonSampling(num_examples, expected_size, "
+                    "declared=True) or FixedSizeSampling(num_examples, size, declared=True), if "
+                    "one of them is true."
                 )
         _check_one_statement(entries)
         relation = entries[0].neighboring_relation if entries else default

@@ -6,18 +6,13 @@ import textwrap
 
 import dp_accounting
 
+from tf_adadp.accounting.laws.base import ONE_RECORD
+
 _Relation = dp_accounting.NeighboringRelation
 _RELATIONS = {
     _Relation.ADD_OR_REMOVE_ONE: "data sets that differ by adding or removing one {unit}",
     _Relation.REPLACE_ONE: "data sets that differ by replacing one {unit}",
     _Relation.REPLACE_SPECIAL: "data sets that differ by replacing one {unit} by a null {unit}",
-}
-_UNITS = {
-    "record": (
-        "one record of the training data; a person with several records is protected less, the "
-        "records being counted one by one"
-    ),
-    "user": "one user: all records of the training data with that user's id, however many",
 }
 _ACCOUNTANTS = {
     "rdp": "Rényi differential privacy (dp_accounting RdpAccountant)",
@@ -67,14 +62,14 @@ def privacy_statement(
         _RELATIONS.get(entry.neighboring_relation, "unknown").format(unit=entry.unit)
         for entry in entries
     )
-    units = dict.fromkeys(_UNITS[entry.unit] for entry in entries)
+    units = dict.fromkeys(entry.protects for entry in entries)
     counted = dict.fromkeys(f"{entry.unit}s" for entry in entries)
     sampling = dict.fromkeys(
         entry.law.describe() if entry.law else "no sampling (or as the event states)"
         for entry in entries
     )
     lines += [
-        ("Unit of privacy", "; ".join(units) or _UNITS["record"]),
+        ("Unit of privacy", "; ".join(units) or ONE_RECORD),
         ("Data set", _data_set(entries, laws, delta)),
         ("Neighbouring relation", "; ".join(relations) or "none, nothing was released"),
         ("Sampling", "; ".join(sampling) or "none, nothing was released"),

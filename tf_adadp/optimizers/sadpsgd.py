@@ -11,7 +11,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 from scipy import special
 
 from tf_adadp import noise
-from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.accounting import SamplingLaw
 from tf_adadp.accounting.bounds.theorem1 import classical_epsilon
 from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
@@ -224,7 +224,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         if lots is not None and source is not None:
             _check_form(source, lots.element_spec)
             if self._is_public:
-                _check_overlap(source, getattr(lots, "_source", None))
+                _check_overlap(source, lots.source)
         energy = self._energy()
         weights = [tf.convert_to_tensor(v.value) for v in self._trainable_variables]
         try:
@@ -389,7 +389,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             law: the sampling law of the lots.
             delta: δ in (0, 1).
         """
-        if not isinstance(law, (PoissonSampling, FixedSizeSampling)):
+        if not isinstance(law, SamplingLaw) or law.record_probability is None:
             raise ValueError(f"law={law!r}: give a PoissonSampling or a FixedSizeSampling.")
         delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
         accepted = int(self.accepted) if self.built else 0
@@ -397,8 +397,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             return 0.0
         if self.noise_multiplier == 0:
             return math.inf
-        size = law.size if isinstance(law, FixedSizeSampling) else law.expected_size
-        q = size / law.num_examples
+        q = law.record_probability
         rdp = []
         for order in _ORDERS:
             k = np.arange(order + 1)

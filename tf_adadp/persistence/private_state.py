@@ -23,7 +23,6 @@ from tf_adadp.accounting.files.storage import checksum_of, sync_folder
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.distribution.workers import num_workers
 from tf_adadp.sampling.keys import LotKey, StepCounter
-from tf_adadp.sampling.sampled import SampledLots
 
 _FORMAT, _VERSION = "tf_adadp.PrivateState", 1
 _FIELDS = {"id", "optimizer", "iterations", "ledger", "keys", "lots"}
@@ -42,11 +41,11 @@ class LotsInUse:
     @classmethod
     def of(cls, lots, num_lots=0):
         """That of lots before one iteration of num_lots; None where they have no secret key."""
-        if not isinstance(lots, SampledLots) or lots.seed is not None:
+        if lots.secret_key is None:
             return None
         passes = -(-num_lots // lots.law.lots_per_pass)
         end = lots.step + passes * lots.law.lots_per_pass
-        return cls(lots._key, lots.law, lots._counter, lots.step, end)
+        return cls(lots.secret_key, lots.law, lots.counter, lots.step, end)
 
 
 def save(model, lots, path):
@@ -162,7 +161,7 @@ def resume_lots(lots, saved):
             "and sampling arguments of the run that was saved, and lots that are new; or load the "
             "weights again, and leave the private state out."
         )
-    lots._key.take_over(int(saved["key"], 16))
+    fits.key.take_over(int(saved["key"], 16))
     lots.step = saved["step"]
 
 

@@ -19,8 +19,10 @@ give elements `((x, y, sample_weight), mask)`, each lot cut into whole physical 
 
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.declared import DeclaredLots
+from tf_adadp.sampling.fixed_size import FixedSizeLots
 from tf_adadp.sampling.packing import make_lot
-from tf_adadp.sampling.sampled import FixedSizeLots, PoissonLots
+from tf_adadp.sampling.poisson import PoissonLots
+from tf_adadp.sampling.sampled import SampledLots
 from tf_adadp.sampling.shuffled import ShuffledLots
 from tf_adadp.sampling.truncated import TruncatedPoissonLots
 from tf_adadp.sampling.users import UserLots
@@ -30,6 +32,7 @@ __all__ = [
     "FixedSizeLots",
     "Lots",
     "PoissonLots",
+    "SampledLots",
     "ShuffledLots",
     "TruncatedPoissonLots",
     "UserLots",

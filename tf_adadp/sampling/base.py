@@ -3,14 +3,16 @@
 import abc
 import itertools
 import math
+from typing import ClassVar
 
 import keras
 import tensorflow as tf
 
+from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.exit import drawing_lock, until_exit
-from tf_adadp.sampling.keys import StepCounter
+from tf_adadp.sampling.keys import LotKey, StepCounter
 from tf_adadp.sampling.packing import checked_integer, pack, physical_batches
-from tf_adadp.sampling.sources import padding
+from tf_adadp.sampling.sources import ArraySource, ItemSource, Spec, padding
 
 
 class Lots(abc.ABC):
@@ -28,18 +30,47 @@ class Lots(abc.ABC):
     skipped. The number of rows of a lot is private like the rows; N and the expected size are
     public. P is static where the law bounds the size of a lot.
 
-    Attributes:
+    Class keywords, of a subclass and not of those derived from it, which may draw otherwise:
+        enforces_law: True if the class itself draws every lot by its law. Otherwise `law`, and with
+            it every report, says that the law is declared by the user.
+        splits_over_hosts: True if each of several hosts can draw its part of every lot by itself,
+            under the same law: records enter a lot independently of each other, `num_examples`
+            counts those of all hosts and `num_local_examples` those of this one.
+
+    Args:
+        law: a `SamplingLaw` with an expected lot size.
         element_spec: `(x, y, sample_weight)` of `tf.TensorSpec`s of one batch, shape [None, ...].
+
+    Attributes:
+        element_spec: as given.
+        enforces_law, splits_over_hosts: as the class says.
+
+    Raises:
+        TypeError: `law` is no sampling law.
+        ValueError: `law` has no expected lot size.
     """
 
-    def __init__(self, law, element_spec):
-        self._law = law
+    enforces_law: ClassVar[bool] = False
+    splits_over_hosts: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls, *, enforces_law: bool = False, splits_over_hosts: bool = False, **kwargs
+    ):
+        super().__init_subclass__(**kwargs)
+        cls.enforces_law, cls.splits_over_hosts = enforces_law, splits_over_hosts
+
+    def __init__(self, law: SamplingLaw, element_spec: Spec):
+        if not isinstance(law, SamplingLaw):
+            raise TypeError(f"law={law!r}: give a sampling law, an object of tf_adadp.accounting.")
+        if law.expected_lot_size is None:
+            raise ValueError(f"law={law!r} has no expected lot size, by which sums are divided.")
+        self._law = law if self.enforces_law else law.as_declared()
         self.element_spec = element_spec
-        self._counter = StepCounter()
+        self.counter = StepCounter()
 
     @property
-    def law(self):
-        """The sampling law, an object of `tf_adadp.accounting`. What is charged comes from here."""
+    def law(self) -> SamplingLaw:
+        """The sampling law. The cost of a step comes from here."""
         return self._law
 
     @property
@@ -58,8 +89,23 @@ class Lots(abc.ABC):
         return math.ceil(self.num_examples / self.expected_size)
 
     @property
-    def seed(self):
+    def num_local_examples(self) -> int | None:
+        """The number of examples that this host draws from; None where that is private."""
+        return self.num_examples
+
+    @property
+    def seed(self) -> int | None:
         """The seed, or None when the lots cannot be reproduced."""
+        return None
+
+    @property
+    def secret_key(self) -> LotKey | None:
+        """The key that lots are a function of, by which they can be continued; None without one."""
+        return None
+
+    @property
+    def source(self) -> ArraySource | ItemSource | None:
+        """The examples that lots are drawn from; None where they cannot be read one by one."""
         return None
 
     @property
@@ -69,7 +115,7 @@ class Lots(abc.ABC):
         Setting it resumes seeded lots at any step. Lots without a seed can only skip forward:
         going back raises ValueError.
         """
-        return self._counter.next
+        return self.counter.next
 
     @step.setter
     def step(self, step):
@@ -80,10 +126,10 @@ class Lots(abc.ABC):
                 f"lot of a pass, {step - step % self.law.lots_per_pass} for this one."
             )
         if self.seed is None:
-            self._counter.advance_to(step)
+            self.counter.advance_to(step)
         else:
             # A new counter: iterators still running on the old one do not disturb the new count.
-            self._counter = StepCounter(step)
+            self.counter = StepCounter(step)
 
     def as_dataset(self, physical_batch_size, num_lots=None, start_step=None):
         """The lots as a prefetched `tf.data.Dataset`.
@@ -113,10 +159,10 @@ class Lots(abc.ABC):
         own_counter = None
         if start_step is not None:
             self.step = start_step
-            own_counter = self._counter
+            own_counter = self.counter
 
         def lots():
-            counter = own_counter or self._counter
+            counter = own_counter or self.counter
             p = self.law.lots_per_pass
             if num_lots is None:
                 passes = (counter.claim(p) for _ in itertools.count())
@@ -170,7 +216,7 @@ class Lots(abc.ABC):
             p, first = self.law.lots_per_pass, None
             for taken in itertools.count() if num_lots is None else range(num_lots):
                 if taken % p == 0:
-                    first = self._counter.claim(p)
+                    first = self.counter.claim(p)
                 yield lot(first + taken % p)
 
         return lots()

@@ -1,14 +1,13 @@
 """Lots that somebody else drew."""
 
 import collections
-import dataclasses
 import threading
 import weakref
 
 import keras
 import tensorflow as tf
 
-from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size, ends_in_repeat
 from tf_adadp.sampling.packing import checked_integer
@@ -69,7 +68,7 @@ class DeclaredLots(Lots):
                 f"dataset must be a tf.data.Dataset, got a {type(dataset).__name__}. For arrays "
                 "and random-access sources use PoissonLots, which knows its law."
             )
-        if not isinstance(law, (PoissonSampling, FixedSizeSampling)):
+        if not (isinstance(law, SamplingLaw) and law.can_be_declared):
             raise TypeError(
                 f"law must be a PoissonSampling or a FixedSizeSampling, got {law!r}. It states how "
                 "the dataset draws its batches; without it no ε can be given."
@@ -86,7 +85,7 @@ class DeclaredLots(Lots):
                 "dataset ends in repeat, which reads the same lots again: leave it out, or say "
                 "resamples=True if every iteration over it draws its lots anew."
             )
-        super().__init__(dataclasses.replace(law, declared=True), element_spec)
+        super().__init__(law, element_spec)
         self._steps_per_epoch = (
             super().steps_per_epoch
             if steps_per_epoch is None

@@ -5,7 +5,7 @@ from tf_adadp.sampling.sampled import SampledLots
 from tf_adadp.sampling.sources import as_source
 
 
-class ShuffledLots(SampledLots):
+class ShuffledLots(SampledLots, enforces_law=True):
     """Passes over random permutations of the examples, in lots of exactly `size`.
 
     A pass has ⌊N/size⌋ lots and no example twice; the N mod size examples at the end of its

@@ -7,9 +7,13 @@ with padding rows up to a whole multiple of `multiple`. Reading a lot costs work
 the lot, not to the data.
 """
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
+
+Spec = tuple[Any, Any, Any]  # (x, y, sample_weight) of nested tf.TensorSpecs, or of None
 
 _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)  # refused as leaves of structures are
 

@@ -5,7 +5,7 @@ from tf_adadp.sampling.sampled import SampledLots, poisson_subset, subset
 from tf_adadp.sampling.sources import as_source
 
 
-class TruncatedPoissonLots(SampledLots):
+class TruncatedPoissonLots(SampledLots, enforces_law=True):
     """A Poisson lot; of more than `max_size` examples drawn, a uniformly random `max_size`.
 
     Every lot is padded to ⌈max_size/B⌉ physical batches, so that shapes are static and tell nothing

@@ -7,7 +7,7 @@ from tf_adadp.sampling.sampled import SampledLots, poisson_subset, subset
 from tf_adadp.sampling.sources import as_source
 
 
-class UserLots(SampledLots):
+class UserLots(SampledLots, enforces_law=True):
     """Every USER enters every lot independently, with at most `max_records_per_user` records.
 
     Of a user with more records than that, every lot takes a fresh, uniformly random subset.

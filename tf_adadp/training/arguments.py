@@ -129,8 +129,8 @@ def check_evaluations(data, batch_size, steps, frequency):
 
 
 def check_workers(strategy, lots, epochs, steps_per_epoch):
-    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot."""
-    if type(lots) is not PoissonLots:
+    """Validates, on several hosts, that their lots are the parts of one lot."""
+    if not lots.splits_over_hosts:
         raise ValueError(
             f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
             "only Poisson lots are made of independent parts. Give PoissonLots or arrays."
@@ -139,7 +139,7 @@ def check_workers(strategy, lots, epochs, steps_per_epoch):
     workers.check_alike(
         strategy,
         num_examples=law.num_examples,
-        expected_size=law.expected_size,
+        expected_size=law.expected_lot_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         seeded=lots.seed is not None,  # which the ledger of each says

@@ -1,12 +1,10 @@
 """What a DPModel refuses in the arguments of compile and fit, each with the way out."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.accounting import FixedSizeSampling, PoissonSampling
+from tf_adadp.accounting import SamplingLaw
 from tf_adadp.metrics import PREFIX
 from tf_adadp.persistence.files import refuse_legacy_format
 from tf_adadp.utils.problems import Problem, raise_first
@@ -129,20 +127,21 @@ def check_metric_names(names):
             )
 
 
-def declared_law(law, batch_rows):
-    """A law as its user states it, checked against the batch it is stated of."""
-    if not isinstance(law, (PoissonSampling, FixedSizeSampling)):
+def declared_law(law: SamplingLaw, batch_rows: int) -> SamplingLaw:
+    """Returns the law that a user states for a batch, validated against its size."""
+    if not (isinstance(law, SamplingLaw) and law.can_be_declared):
         raise TypeError(f"law={law!r}: give a PoissonSampling or a FixedSizeSampling.")
-    if isinstance(law, FixedSizeSampling) and law.size != batch_rows:
+    if law.max_lot_size is not None and law.lot_size_probability(batch_rows) == 0:
         raise ValueError(
-            f"law says that every lot has {law.size} records, and this batch has {batch_rows}."
+            f"law says that every lot has {law.max_lot_size} records, and this batch has "
+            f"{batch_rows}."
         )
     if batch_rows > law.num_examples:
         raise ValueError(
             f"law says that there are {law.num_examples} records, and this batch alone has "
             f"{batch_rows}."
         )
-    return dataclasses.replace(law, declared=True)
+    return law.as_declared()
 
 
 def check_class_labels(loss, y, y_pred, name="y"):

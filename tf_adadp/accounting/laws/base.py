@@ -1,8 +1,8 @@
-"""What every sampling law can say."""
+"""The base class of sampling laws."""
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -10,28 +10,49 @@ import dp_accounting
 from tf_adadp.accounting import _checks
 from tf_adadp.accounting.joint import joint_noise_multiplier
 
+ONE_RECORD = (
+    "one record of the training data; a person with several records is protected less, the records "
+    "being counted one by one"
+)
+
 
 class SamplingLaw(abc.ABC):
     """How the records of each lot are chosen from a data set of public size.
 
+    A subclass is a frozen dataclass whose fields are JSON numbers, strings or lists of them, one of
+    them `declared`. It states a relation, an event, `matches` and a summary. Every other method has
+    a default that claims nothing: it returns None or False, or raises. A subclass is registered
+    under its class name, by which ledger files refer to it.
+
     Attributes (of every subclass):
       num_examples: N, the number of records; public. None where unknown or private.
       declared: True where the user states the law and no sampler of this package enforces it.
-      unit: what neighbouring data sets differ by one of, "record" or "user".
-      lots_per_pass: how many consecutive lots are drawn, and paid for, together; 1 where the lots
-        of different steps are independent.
+      unit: the unit of privacy, by one of which neighbouring data sets differ: "record" or "user".
+      lots_per_pass: the number of consecutive lots that are drawn, and charged, together; 1 where
+        the lots of different steps are independent.
+      can_be_declared: True where a user may state the law for batches drawn elsewhere: lots of
+        different steps are independent, and `lot_size_probability` is known.
     """
 
     num_examples: int | None
     declared: bool
     unit: ClassVar[str] = "record"
     lots_per_pass: int = 1
+    can_be_declared: ClassVar[bool] = False
     _known: ClassVar[dict[str, type["SamplingLaw"]]] = {}
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if not cls.__name__.startswith("_"):  # what laws share is no law
-            SamplingLaw._known[cls.__name__] = cls
+        name = cls.__name__
+        if name.startswith("_"):  # a base that laws share
+            return
+        known = SamplingLaw._known.setdefault(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(
+                f"there is a sampling law {name} in {known.__module__}, and ledger files know laws "
+                "by name. Give this class another name."
+            )
+        SamplingLaw._known[name] = cls  # a notebook's cell may run again
 
     @property
     @abc.abstractmethod
@@ -54,12 +75,34 @@ class SamplingLaw(abc.ABC):
         return None
 
     @property
+    def record_probability(self) -> float | None:
+        """q, the probability with which each record is in a lot, independently of other steps.
+
+        None where lots of different steps depend on each other, or q is unknown or private.
+        """
+        return None
+
+    @property
     def full_batch(self) -> bool:
         """Tells whether every lot holds every record, so that sampling amplifies nothing.
 
         Then several releases from one lot cost what releases from as many lots cost.
         """
         return False
+
+    @property
+    def unknown_reason(self) -> str | None:
+        """Why no ε can be reported for releases from these lots; None where the law is known."""
+        return None
+
+    @property
+    def protects(self) -> str:
+        """The unit of privacy in words for a privacy statement."""
+        return ONE_RECORD if self.unit == "record" else f"one {self.unit} of the training data"
+
+    def as_declared(self) -> "SamplingLaw":
+        """Returns the law, marked as stated by the user and not enforced by a sampler."""
+        return dataclasses.replace(self, declared=True)
 
     def lot_size_probability(self, size: int) -> float | None:
         """Returns the probability that a lot has exactly `size` records; None where unknown."""
@@ -70,7 +113,7 @@ class SamplingLaw(abc.ABC):
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns the event of ONE step: a sum of clipped vectors released with noise.
 
-        Where `lots_per_pass` > 1, the event of one step on every lot of a whole pass.
+        Where `lots_per_pass` > 1, returns the event of one step on every lot of a whole pass.
 
         Args:
           noise_multiplier: σ*, noise standard deviation over the L2 bound of one clipped vector.
@@ -116,17 +159,28 @@ class SamplingLaw(abc.ABC):
         joint = joint_noise_multiplier(noise_multiplier, counted * metrics_noise_multiplier)
         return self.event(joint, microbatched)
 
+    def selection_event(self, selection_epsilon: float) -> dp_accounting.DpEvent:
+        """Returns the event of one exponential mechanism on a lot; see `selection_event`.
+
+        Raises:
+          ValueError: no bound is known for this law.
+        """
+        del selection_epsilon
+        raise ValueError(
+            f"what a selection costs under this sampling is not known: {self.describe()}"
+        )
+
     def charges(
         self, event: dp_accounting.DpEvent, steps: int, position: int = 0
     ) -> list[tuple[dp_accounting.DpEvent, int]]:
-        """Returns what `steps` further steps cost, as pairs (event, how often ≥ 1).
+        """Returns the cost of `steps` further steps, as pairs (event, count ≥ 1).
 
-        A pass is paid for, whole, at its first lot; its other lots cost nothing more.
+        A whole pass is charged at its first lot; its other lots cost nothing more.
 
         Args:
-          event: what `event` returned for these steps.
-          steps: how many, ≥ 1.
-          position: how many consecutive lots, from the first lot of a pass on, were charged
+          event: the result of `event` for these steps.
+          steps: their number, ≥ 1.
+          position: the number of consecutive lots, from the first lot of a pass on, charged
             before. 0 is always sound: it charges a new pass.
 
         Raises:
@@ -134,9 +188,7 @@ class SamplingLaw(abc.ABC):
         """
         steps, p = _checks.count(steps, "steps"), self.lots_per_pass
         position = _checks.integer("position", position, "a whole number ≥ 0", lambda x: x >= 0)
-        if p > 1 and not isinstance(
-            event, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent
-        ):
+        if p > 1 and not self.covers_pass(event):
             raise ValueError(
                 f"event {event} is not one noisy sum over the lot, so it cannot be charged once "
                 f"for a pass ({self.describe()}). Use Poisson or fixed-size lots with this "
@@ -146,17 +198,26 @@ class SamplingLaw(abc.ABC):
         counted = [(event, passes), (dp_accounting.NoOpDpEvent(), steps - passes)]
         return [(kind, count) for kind, count in counted if count]
 
+    def covers_pass(self, event: dp_accounting.DpEvent) -> bool:
+        """Tells whether an event is that of one noisy sum over every lot of a whole pass.
+
+        Any other event is refused where `lots_per_pass` > 1: what else an optimizer releases, it
+        releases at every step, and one charge a pass would not cover that.
+        """
+        del event
+        return False
+
     def affordable_steps(self, events: int, position: int = 0) -> int:
-        """Returns for how many further steps `events` events are enough; see `charges`."""
+        """Returns the number of further steps that `events` events pay for; see `charges`."""
         return events * self.lots_per_pass + -position % self.lots_per_pass
 
     @abc.abstractmethod
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether a sampling event (outermost class and its sizes) is one of this law."""
+        """Tells whether a sampling event (outermost class and its sizes) is one of this law."""
 
     @abc.abstractmethod
     def _summary(self) -> str:
-        """One sentence without the note on declared laws."""
+        """Returns one sentence, without the note on declared laws."""
 
     def describe(self) -> str:
         """Returns one sentence for people; says so where the law is declared by the user."""
@@ -188,13 +249,13 @@ class SamplingLaw(abc.ABC):
         except TypeError as error:
             raise ValueError(f"config of {name} has wrong fields: {error}.") from error
 
-    def _set_integer(self, name: str, requirement: str, holds) -> None:
+    def _set_integer(self, name: str, requirement: str, holds: Callable[[int], bool]) -> None:
         """Checks an integer field and makes it a plain int."""
         object.__setattr__(
             self, name, _checks.integer(name, getattr(self, name), requirement, holds)
         )
 
-    def _set_size(self, name: str, requirement: str, holds) -> None:
+    def _set_size(self, name: str, requirement: str, holds: Callable[[float], bool]) -> None:
         """Checks a real field and makes it a plain int where it is whole, else a float."""
         size = _checks.real(name, getattr(self, name), requirement, holds)
         object.__setattr__(self, name, int(size) if size.is_integer() else size)

@@ -1,10 +1,12 @@
 """Fixed-size sampling: a uniformly random subset of known size."""
 
 import dataclasses
+from typing import ClassVar
 
 import dp_accounting
 
 from tf_adadp.accounting import _checks
+from tf_adadp.accounting.amplification import amplified
 from tf_adadp.accounting.laws.one_size import _OneSizeSampling
 
 
@@ -25,6 +27,13 @@ class FixedSizeSampling(_OneSizeSampling):
       ValueError: a size is not a positive integer, or size > num_examples.
     """
 
+    can_be_declared: ClassVar[bool] = True
+
+    @property
+    def record_probability(self) -> float:
+        """n/N."""
+        return self.size / self.num_examples
+
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns SampledWithoutReplacement(N, n, Gaussian(σ*/2)), microbatched or not."""
         noise_multiplier = _checks.noise_multiplier(noise_multiplier)
@@ -37,8 +46,18 @@ class FixedSizeSampling(_OneSizeSampling):
             self.num_examples, self.size, gaussian
         )
 
+    def selection_event(self, selection_epsilon: float) -> dp_accounting.DpEvent:
+        """Returns ZCDp(ε'²/2), ε' = log(1 + q(e^ε_s − 1)), q = n/N, for one record replaced.
+
+        ε' is a bound of pure differential privacy (Balle, Barthe and Gaboardi 2018, "Privacy
+        amplification by subsampling", Theorem 9) but not of the range, and Bun and Steinke 2016,
+        Proposition 1.4, applies.
+        """
+        epsilon = amplified(selection_epsilon, self.record_probability)
+        return dp_accounting.ZCDpEvent(epsilon**2 / 2)
+
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether the event samples this many of this many records without replacement."""
+        """Tells whether the event samples this many of this many records without replacement."""
         return (
             isinstance(sampling_event, dp_accounting.SampledWithoutReplacementDpEvent)
             and sampling_event.source_dataset_size == self.num_examples

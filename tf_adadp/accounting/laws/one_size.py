@@ -1,4 +1,4 @@
-"""What laws whose lots all have the same size share."""
+"""The base of laws whose lots all have the same size."""
 
 import dataclasses
 from typing import ClassVar

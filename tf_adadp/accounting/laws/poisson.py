@@ -1,11 +1,13 @@
-"""Poisson sampling: every record by a coin of its own."""
+"""Poisson sampling: each record enters a lot independently."""
 
 import dataclasses
+from typing import ClassVar
 
 import dp_accounting
 from scipy import stats
 
 from tf_adadp.accounting import _checks
+from tf_adadp.accounting.amplification import amplified
 from tf_adadp.accounting.laws.base import SamplingLaw
 
 _Relation = dp_accounting.NeighboringRelation
@@ -51,6 +53,7 @@ class PoissonSampling(SamplingLaw):
     num_examples: int
     expected_size: float
     declared: bool = False
+    can_be_declared: ClassVar[bool] = True
 
     def __post_init__(self):
         self._check_num_examples_and_declared()
@@ -72,6 +75,11 @@ class PoissonSampling(SamplingLaw):
         return self.expected_size
 
     @property
+    def record_probability(self) -> float:
+        """q."""
+        return self.probability
+
+    @property
     def full_batch(self) -> bool:
         """Tells whether q = 1."""
         return self.probability == 1
@@ -85,8 +93,21 @@ class PoissonSampling(SamplingLaw):
         noise_multiplier = _checks.noise_multiplier(noise_multiplier)
         return poisson_event(self.probability, noise_multiplier / (2 if microbatched else 1))
 
+    def selection_event(self, selection_epsilon: float) -> dp_accounting.DpEvent:
+        """Returns ZCDp(ε'²/8), ε' = log(1 + q(e^ε_s − 1)), for records added or removed.
+
+        Proof: for the records S drawn beside the one in question, the output is M(S) without it and
+        (1−q)M(S) + qM(S+x) with it. The log-ratio of the second to the first is
+        g(t) = log(1 − q + qe^t), t in an interval [a, a + ε_s], a ≤ 0; g is convex, so its range is
+        at most g(ε_s) − g(0) = ε'. A log-ratio of range ε' gives Rényi divergences ≤ αε'²/8 in both
+        directions (Hoeffding's lemma; Cesar and Rogers 2021, "Bounding, Concentrating, and
+        Truncating", on bounded range), and joint quasi-convexity carries that over to the mean
+        over S.
+        """
+        return dp_accounting.ZCDpEvent(amplified(selection_epsilon, self.probability) ** 2 / 8)
+
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether the event samples by Poisson with this probability, and truncates nothing."""
+        """Tells whether the event is Poisson sampling with this probability."""
         return (
             isinstance(sampling_event, dp_accounting.PoissonSampledDpEvent)
             and sampling_event.sampling_probability == self.probability

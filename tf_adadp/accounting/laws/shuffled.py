@@ -45,6 +45,10 @@ class ShuffledSampling(_OneSizeSampling):
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(noise_multiplier / 2)
 
+    def covers_pass(self, event: dp_accounting.DpEvent) -> bool:
+        """Tells whether the event is one Gaussian, or has no privacy at all."""
+        return isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent)
+
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
         """False: events of this law claim no sampling."""
         del sampling_event

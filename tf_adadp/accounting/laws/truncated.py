@@ -94,7 +94,7 @@ class TruncatedPoissonSampling(SamplingLaw):
         )
 
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether the event draws and cuts by these numbers."""
+        """Tells whether the event draws and cuts by these numbers."""
         return (
             getattr(sampling_event, "dataset_size", None) == self.num_examples
             and getattr(sampling_event, "sampling_probability", None) == self.probability

@@ -33,9 +33,18 @@ class UnknownSampling(SamplingLaw):
         """None: no relation can be named."""
         return
 
+    @property
+    def unknown_reason(self) -> str:
+        """The reason that was given."""
+        return self.reason
+
+    def as_declared(self) -> "UnknownSampling":
+        """Returns the law as it is: it states nothing."""
+        return self
+
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns an `UnsupportedDpEvent`, which every accountant refuses."""
-        del microbatched  # Changes nothing about what is unknown.
+        del microbatched
         if _checks.noise_multiplier(noise_multiplier) == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.UnsupportedDpEvent()

@@ -84,6 +84,11 @@ class UserSampling(SamplingLaw):
         """L, in records, as the caller stated it."""
         return self.expected_size
 
+    @property
+    def protects(self) -> str:
+        """The unit of privacy in words for a privacy statement."""
+        return "one user: all records of the training data with that user's id, however many"
+
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns PoissonSampled(q, Gaussian(σ*/k)), with σ*/(2k) if microbatched."""
         noise_multiplier = _checks.noise_multiplier(noise_multiplier)
@@ -91,7 +96,7 @@ class UserSampling(SamplingLaw):
         return poisson_event(self.probability, noise_multiplier / sensitivity)
 
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """Whether the event samples by Poisson with this probability."""
+        """Tells whether the event samples by Poisson with this probability."""
         return (
             isinstance(sampling_event, dp_accounting.PoissonSampledDpEvent)
             and sampling_event.sampling_probability == self.probability

@@ -1,0 +1,34 @@
+"""Lots of a fixed size."""
+
+from tf_adadp.accounting import FixedSizeSampling
+from tf_adadp.sampling.sampled import SampledLots, subset
+from tf_adadp.sampling.sources import as_source
+
+
+class FixedSizeLots(SampledLots, enforces_law=True):
+    """Every lot is a uniformly random subset of exactly `size` examples, without replacement.
+
+    Lots of different steps are independent; an example may be in consecutive lots. Reading costs
+    O(size).
+
+    Guarantee: for neighbours of which one example is replaced, a step that releases a sum over the
+    lot is a mechanism sampled without replacement
+    (`dp_accounting.SampledWithoutReplacementDpEvent`). A replaced example moves a sum clipped at C
+    by up to 2C, so the noise counts half: σ*/2.
+
+    Args:
+        x, y, sample_weight, seed, transform: as for `PoissonLots`.
+        size: the number of examples in a lot, an integer in 1..N.
+
+    Raises:
+        TypeError: as for `PoissonLots`.
+        ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
+    """
+
+    def __init__(self, x, y=None, size=None, sample_weight=None, seed=None, transform=None):
+        source = as_source(x, y, sample_weight, transform)
+        law = FixedSizeSampling(num_examples=len(source), size=size)
+        super().__init__(source, law, seed)
+
+    def _indices(self, step):
+        return subset(self._key.generator(step), self.num_examples, self.law.size)

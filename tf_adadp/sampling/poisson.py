@@ -1,0 +1,100 @@
+"""Poisson lots."""
+
+import numpy as np
+
+from tf_adadp.accounting import PoissonSampling
+from tf_adadp.sampling.packing import checked_integer
+from tf_adadp.sampling.sampled import SampledLots, poisson_subset
+from tf_adadp.sampling.sources import as_source
+
+
+class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
+    """Every example enters every lot independently with probability q = L/N.
+
+    The size n of a lot is drawn from Binomial(N, q), then n distinct examples uniformly. That IS
+    Poisson sampling: a set S is drawn with probability
+
+        C(N, |S|) q^|S| (1−q)^(N−|S|) / C(N, |S|) = q^|S| (1−q)^(N−|S|),
+
+    the product of N independent coins. Only, it costs O(n) a step, not O(N) (numpy draws the subset
+    with Floyd's algorithm, or shuffles once n > N/20). The law holds up to the rounding of float64
+    arithmetic, as for every sampler that draws floats.
+
+    Lots differ in size; they are never truncated, for truncation is a different law with another
+    cost (`TruncatedPoissonLots`). An empty lot is a lot. With expected_size = N every lot holds all
+    examples: full batches, which cost Gaussian(σ*) a step.
+
+    Guarantee: for neighbours that differ by one example more or less (N and q being public
+    constants), a step that releases a sum over the lot is a Poisson-subsampled mechanism with
+    probability q (`dp_accounting.PoissonSampledDpEvent`), and steps are independent. This holds as
+    long as nobody knows which examples were drawn; the lots' sizes, timing and memory are not
+    protected.
+
+    Args:
+        x: array, nested dict, tuple or list of arrays (lists become tuples), tf tensors,
+            memory-mapped arrays (only the rows drawn are read); anything else with `__array__` is
+            converted once. Or a random-access source: an object with `__len__` and `__getitem__`
+            that is not an array, such as `tfds.data_source(...)`, whose items are
+            `(x, y)` or `(x, y, sample_weight)`, all of one structure, shape and type. Its items are
+            read one by one in Python, O(lot) calls a step, or in one call if it has `__getitems__`.
+        y: targets in the same forms, one row per example; None if there are none.
+        expected_size: L, a number in (0, N].
+        sample_weight: weights of the examples' losses, one row per example, or None.
+        seed: None (draw a secret key from the operating system) or, FOR TESTS, an integer: then lot
+            t is a function of (seed, t), the same in every process with the same numpy.
+        transform: for a random-access source, a function that makes `(x, y)` or
+            `(x, y, sample_weight)` of an item.
+        present: None, or booleans [N]: a record that is not present is in no lot. N, q and L stay
+            those of all N places, which are public; which of them are taken is private. So data
+            sets that differ in one record present are neighbours with one q, to the letter of the
+            guarantee (`tf_adadp.audit` leaves canaries in or out this way).
+        num_examples: None, or N where x is one host's part of N records that several hosts train
+            on (`tf.distribute.MultiWorkerMirroredStrategy`): each of these enters a lot with
+            probability L/N. No record may be in two parts.
+
+    Floats become `keras.config.floatx()`; integers, booleans and strings stay as they are.
+
+    Pickling or deep-copying lots without a seed gives lots with a new key.
+
+    Raises:
+        TypeError: `x` is a tf.data.Dataset, a PyDataset, a generator or no array; `seed` is no
+            integer.
+        ValueError: empty data, arrays of unequal length, `expected_size` missing or outside (0, N],
+            `present` of another shape or type, num_examples below the number of records.
+
+    Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1 (lots).
+    """
+
+    def __init__(
+        self,
+        x,
+        y=None,
+        expected_size=None,
+        sample_weight=None,
+        seed=None,
+        transform=None,
+        present=None,
+        num_examples=None,
+    ):
+        source = as_source(x, y, sample_weight, transform)
+        if num_examples is None:
+            num_examples = len(source)
+        elif checked_integer("num_examples", num_examples, least=1) < len(source):
+            raise ValueError(
+                f"num_examples={num_examples} for {len(source)} records: it counts these and those "
+                "that other hosts hold."
+            )
+        law = PoissonSampling(num_examples=num_examples, expected_size=expected_size)
+        if present is not None:
+            present = np.array(present)  # a copy: the caller's may change
+            if present.dtype != bool or present.shape != (len(source),):
+                raise ValueError(
+                    f"present has shape {present.shape} and type {present.dtype}: give one boolean "
+                    f"for each of the {len(source)} records."
+                )
+        super().__init__(source, law, seed, present)
+
+    def _indices(self, step):
+        return poisson_subset(
+            self._key.generator(step), self.num_local_examples, self.law.probability
+        )
