@@ -7,11 +7,11 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import io_utils
 
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.files.ledger_file import LedgerFile
 from tf_adadp.distribution.workers import worker_number
+from tf_adadp.utils.keras_compat import print_msg
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -288,7 +288,7 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         """Says where a budget ended training; the curve δ(ε) into TensorBoard."""
         if self._stopped and self.params.get("verbose"):
-            io_utils.print_msg(
+            print_msg(
                 f"PrivacyCallback: training ended after {self._done} steps at ε = "
                 f"{self.epsilon():.6g}; more would exceed max_epsilon={self.max_epsilon}."
             )
@@ -363,7 +363,7 @@ def _write_curve(ledger, delta, accountant, log_dir):
     try:
         figure = privacy_curve(ledger, delta, accountant)
     except ImportError as error:
-        io_utils.print_msg(f"No image of the privacy curve: {error}.")
+        print_msg(f"No image of the privacy curve: {error}.")
         return
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=100)

@@ -7,7 +7,6 @@ import warnings
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
 
 from tf_adadp import gradients, validation
 from tf_adadp.accounting import PrivacyLedger, UnknownSampling
@@ -32,6 +31,7 @@ from tf_adadp.sampling.lot_sizes import ContradictedLaw
 from tf_adadp.training import arguments as fit_arguments
 from tf_adadp.training.session import Run
 from tf_adadp.utils.checks import check_integer
+from tf_adadp.utils.keras_compat import compute_output_spec, functional_inputs
 
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
@@ -544,8 +544,7 @@ class DPModel(keras.Model):
         """
         self._assert_compile_called("gradient_plan")
         if self._run.plan is None:
-            functional = getattr(self.model, "_functional", None) or self.model  # of a Sequential
-            inputs = getattr(functional, "_inputs_struct", None)
+            inputs = functional_inputs(self.model)
             if inputs is None:
                 raise ValueError(
                     "gradient_plan: the form of the inputs of this model is not known yet; call "

@@ -7,6 +7,7 @@ from tf_adadp.gradients import ExampleLoss
 from tf_adadp.model import DPModel
 from tf_adadp.sampling.packing import pack
 from tf_adadp.sampling.sources import ArraySource
+from tf_adadp.utils.keras_compat import compile_loss_of
 
 
 def example_losses(model, x, y, batch_size=256):
@@ -22,7 +23,7 @@ def example_losses(model, x, y, batch_size=256):
     Raises:
         ValueError: the model has no compiled loss, or it is not built.
     """
-    loss = getattr(model, "_compile_loss", None)
+    loss = compile_loss_of(model)
     if loss is None or not loss.built:
         raise ValueError(
             f"The loss of {model.name!r} is not there or not built: compile the model with a loss "

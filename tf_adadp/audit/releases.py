@@ -11,6 +11,7 @@ from tf_adadp import noise
 from tf_adadp.audit.bounds import EpsilonBound, epsilon_lower_bound
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.utils.checks import check_integer, check_number
+from tf_adadp.utils.keras_compat import trained_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
     """
     _check_optimizer(optimizer)
     draws = check_integer("draws", draws, "an integer of at least 1", at_least=1)
-    state = {id(v): v for v in [*optimizer.variables, *optimizer._trainable_variables]}.values()
+    state = {id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values()
     start = [tf.identity(v.value) for v in state]
 
     def restore():
@@ -228,7 +229,7 @@ def _check_optimizer(optimizer):
 
 def _rows(optimizer, canary, gradients):
     """The examples and, last, the canary: a list of float32 [B + 1, *shape]."""
-    shapes = [tuple(v.shape) for v in optimizer._trainable_variables]
+    shapes = [tuple(v.shape) for v in trained_variables(optimizer)]
     if gradients is None:
         gradients = [np.zeros((0, *shape)) for shape in shapes]
     canary, gradients = ([np.asarray(g, np.float32) for g in part] for part in (canary, gradients))

@@ -4,8 +4,6 @@ import math
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp.clipping import ClippedSums
 from tf_adadp.distribution import replicas
@@ -13,6 +11,7 @@ from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.vectorized import VectorizedEngine
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
 FLOAT16_LOSS_SCALE = 1024.0
 _CHUNK_BYTES = 32 * 2**20  # what the ghost engine may hold for norms and sums by default
@@ -72,7 +71,7 @@ def make_engine(
             the ghost engine cannot follow the model; in the plain engine, attention with
             jit_compile=False, and loops or branches with jit_compile=True.
     """
-    layers = list(model._flatten_layers())
+    layers = layers_of(model)
     scaled = any(layer.compute_dtype == "float16" for layer in layers)
     options = {
         "sequential": _has_masked_recurrence(layers),
@@ -151,7 +150,7 @@ def _cached_engine(model, loss, element_spec, **options):
     engines = model.__dict__.setdefault("_tf_adadp_engines", {})
     variables = tuple(id(v) for v in model.trainable_variables)
     # A layer that was changed since may mix examples, and was looked at when the engine was made.
-    trust = tuple((id(layer), ghost.mixing_reason(layer)) for layer in model._flatten_layers())
+    trust = tuple((id(layer), ghost.mixing_reason(layer)) for layer in layers_of(model))
     key = (id(loss), str(element_spec), variables, trust, *options.values())
     if key not in engines:
         with tf.init_scope():
@@ -172,7 +171,7 @@ def _cached_engine(model, loss, element_spec, **options):
 def _check_no_mapped_attention(ghost_pass):
     """Attention inside of a mapped layer would end the process without XLA."""
     for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
-        if any(isinstance(part, ghost.ATTENTION) for part in layer._flatten_layers()):
+        if any(isinstance(part, ghost.ATTENTION) for part in layers_of(layer)):
             raise ghost.CannotFollow(f"the layer {layer.name!r} has no rule and attention in it")
 
 

@@ -1,9 +1,9 @@
 """What the loss of one example and its gradient write, call and loop over, read off their graph."""
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from tf_adadp.distribution import replicas
+from tf_adadp.utils.keras_compat import op_def_registry
 from tf_adadp.utils.problems import Problem, raise_first
 
 # Of what TensorFlow calls stateful: they read, draw at random, call what is looked at by itself, or

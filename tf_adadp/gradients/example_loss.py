@@ -10,11 +10,20 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
-from keras.src.losses.loss import unscale_loss_for_distribution
 
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
+from tf_adadp.utils.keras_compat import (
+    call_arguments,
+    compute_output_spec,
+    flat_losses,
+    get_keras_mask,
+    seed_generators,
+    set_keras_mask,
+    shallow_copy,
+    unscale_loss_for_distribution,
+    with_losses,
+)
 from tf_adadp.utils.problems import Problem, raise_first
 
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
@@ -41,13 +50,9 @@ class ExampleLoss:
         self._loss = None
         if loss is not None:
             self._loss = without_state(_map_losses(loss, _without_batch_reduction))
-        self._call_arguments = {"training": training} if model._call_has_training_arg else {}
+        self._call_arguments = call_arguments(model, training)
         self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
-        states = {
-            id(generator.state)
-            for layer in model._flatten_layers()
-            for generator in getattr(layer, "_seed_generators", ())
-        }
+        states = {id(generator.state) for _, generator in seed_generators(model)}
         self._seed_slots = [
             i for i, v in enumerate(self._non_trainable_variables) if id(v) in states
         ]
@@ -134,7 +139,7 @@ class ExampleLoss:
             return tf.zeros([batch_size])
         structure = (y, y_pred, sample_weight)
         leaves = tf.nest.flatten(structure)
-        masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
+        masks = [None if leaf is None else get_keras_mask(leaf) for leaf in leaves]
         flat = [*leaves, *masks]
         present = [i for i, t in enumerate(flat) if t is not None]
 
@@ -144,7 +149,7 @@ class ExampleLoss:
                 rows[i] = tf.expand_dims(part, 0)
             for row, mask in zip(rows, rows[len(leaves) :], strict=False):
                 if mask is not None:
-                    row._keras_mask = mask
+                    set_keras_mask(row, mask)
             return self._batch_of_one(*tf.nest.pack_sequence_as(structure, rows[: len(leaves)]))
 
         return mapped(one_example, [flat[i] for i in present])
@@ -251,26 +256,14 @@ def _map_losses(compile_loss, function, keep_metrics=False):
     Without its metrics: inside a map over examples they would be updated once for all examples of
     a physical batch, and wrongly.
     """
-    mapped = _shallow_copy(compile_loss)
-    if not keep_metrics:
-        mapped._metrics = [None] * len(compile_loss._flat_losses)
-    mapped._flat_losses = [
-        entry._replace(loss=function(entry.loss)) for entry in compile_loss._flat_losses
-    ]
-    return mapped
+    losses = [function(entry.loss) for entry in flat_losses(compile_loss)]
+    return with_losses(compile_loss, losses, keep_metrics)
 
 
 def _without_batch_reduction(loss):
     """A loss whose value on a batch of one is w·loss(y, y_pred), whatever its reduction was."""
     reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
     if loss.reduction in reductions:
-        loss = _shallow_copy(loss)
+        loss = shallow_copy(loss)
         loss.reduction = reductions[loss.reduction]
     return loss
-
-
-def _shallow_copy(keras_object):
-    """`copy.copy` without Keras's detour over a saved file."""
-    copied = object.__new__(type(keras_object))
-    copied.__dict__.update(keras_object.__dict__)
-    return copied

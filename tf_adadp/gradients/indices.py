@@ -9,9 +9,9 @@ holds for these: they contribute nothing, and no other example notices.
 import contextlib
 
 import tensorflow as tf
-from tensorflow.python.ops import gen_array_ops, gen_nn_ops
 
 from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.utils.keras_compat import gen_array_ops, gen_nn_ops
 
 _raw_gather, _raw_gather_nd = gen_array_ops.gather_v2, gen_array_ops.gather_nd
 _raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits

@@ -2,7 +2,15 @@
 
 import keras
 import tensorflow as tf
-from keras.src.metrics.reduction_metrics import reduce_to_samplewise_values
+
+from tf_adadp.utils.keras_compat import (
+    flat_metrics,
+    flatten_outputs,
+    metric_direction,
+    metric_function,
+    metric_values,
+    reduce_to_samplewise_values,
+)
 
 
 class ExampleMetrics:
@@ -35,16 +43,16 @@ class ExampleMetrics:
     @property
     def modes(self):
         """Per name whether less is better ("min") or more ("max"); None where nobody says."""
-        directions = (getattr(metric, "_direction", None) for _, metric, _ in self._chosen)
+        directions = (metric_direction(metric) for _, metric, _ in self._chosen)
         return tuple({"up": "max", "down": "min"}.get(direction) for direction in directions)
 
     def ahead(self, y, y_pred):
         """Values [B, ...] of metrics that may be worked out for a batch; None for the others."""
         if not self._chosen:
             return []
-        y, y_pred = self._compiled._flatten_y(y), self._compiled._flatten_y(y_pred)
+        y, y_pred = flatten_outputs(self._compiled, y), flatten_outputs(self._compiled, y_pred)
         return [
-            metric._fn(y[output], y_pred[output])
+            metric_values(metric, y[output], y_pred[output])
             if _keeps_rows_apart(metric, y[output], y_pred[output])
             else None
             for output, metric, _ in self._chosen
@@ -62,16 +70,16 @@ class ExampleMetrics:
         """
         if not self._chosen:
             return []
-        y, y_pred = self._compiled._flatten_y(y), self._compiled._flatten_y(y_pred)
+        y, y_pred = flatten_outputs(self._compiled, y), flatten_outputs(self._compiled, y_pred)
         weights = [None]
         if sample_weight is not None:
-            weights = self._compiled._flatten_y(sample_weight)
+            weights = flatten_outputs(self._compiled, sample_weight)
         if len(weights) < len(y):  # as Keras does: the weight of the example, for all outputs
             weights = weights[:1] * len(y)
         values = []
         for (output, metric, weighted), value in zip(self._chosen, ahead, strict=True):
             if value is None:
-                value = metric._fn(y[output], y_pred[output], **metric._fn_kwargs)
+                value = metric_values(metric, y[output], y_pred[output])
             value, _ = reduce_to_samplewise_values(
                 value,
                 weights[output] if weighted else None,
@@ -89,25 +97,18 @@ def _keeps_rows_apart(metric, y, y_pred):
     of the same rank, entry by entry. Mapping them would be slow: `tf.vectorized_map` cannot convert
     Keras's argmax, and loops over the rows.
     """
-    if metric._fn_kwargs:
+    function, arguments = metric_function(metric)
+    if arguments:
         return False
     labels, classes = len(y.shape), len(y_pred.shape)
-    if metric._fn is keras.metrics.sparse_categorical_accuracy:
+    if function is keras.metrics.sparse_categorical_accuracy:
         return classes >= 2 and (labels == classes - 1 or (labels == classes and y.shape[-1] == 1))
-    return metric._fn is keras.metrics.categorical_accuracy and labels == classes >= 2
+    return function is keras.metrics.categorical_accuracy and labels == classes >= 2
 
 
 def _by_name(compiled):
     """{name in the logs: (number of the output, metric, whether it is weighted)}."""
-    found = [
-        (output, metric, weighted)
-        for weighted, per_output in (
-            (False, compiled._flat_metrics),
-            (True, compiled._flat_weighted_metrics),
-        )
-        for output, metrics in enumerate(per_output)
-        for metric in (metrics.metrics if metrics else ())
-    ]
+    found = flat_metrics(compiled)
     return dict(zip(compiled.result(), found, strict=True))  # results come in this order
 
 

@@ -6,8 +6,6 @@ import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
-from keras.src.trainers.compile_utils import CompileLoss
 from scipy import special
 
 from tf_adadp import noise
@@ -18,6 +16,7 @@ from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.sampling import make_lot
 from tf_adadp.sampling.sources import ArraySource
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
 _Relation = dp_accounting.NeighboringRelation
 _SET_LATER = object()  # from_config: the records are in no file
@@ -466,7 +465,7 @@ class _Energy:
             self._seeds = tf.zeros([self._loss.num_seed_generators, 2], tf.uint32)
             self._checked_layers = []
             self._one_by_one = one_by_one and any(
-                ghost.mixing_reason(layer) for layer in model._flatten_layers()
+                ghost.mixing_reason(layer) for layer in layers_of(model)
             )
             if one_by_one:
                 record = tf.nest.map_structure(

@@ -5,9 +5,9 @@ import os
 import zipfile
 
 import h5py
-from keras.src.backend.common import global_state
 
 from tf_adadp.accounting.files.storage import replacing
+from tf_adadp.utils.keras_compat import saves_legacy_format
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def refuse_legacy_format(filepath=""):
     Raises:
         ValueError: for a file of that format, or in that scope.
     """
-    in_scope = global_state.get_global_attribute("use_legacy_config", False)
+    in_scope = saves_legacy_format()
     if in_scope or os.fspath(filepath).endswith((".h5", ".hdf5")):
         raise ValueError(
             "A DPModel in Keras's legacy .h5 format would lose its ledger, and with it what its "

@@ -4,12 +4,18 @@ import warnings
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import gradients
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import as_source
+from tf_adadp.utils.keras_compat import (
+    CompileLoss,
+    compile_loss_of,
+    compute_output_spec,
+    functional_inputs,
+    layers_of,
+    user_loss,
+)
 from tf_adadp.utils.problems import Problem
 from tf_adadp.validation.arguments import label_problems
 from tf_adadp.validation.layers import (
@@ -60,8 +66,8 @@ def validate(model, loss=None, x=None, y=None):
         raise TypeError(f"model={model!r}: give a keras.Model.")
     inner = getattr(model, "model", None)
     if isinstance(inner, keras.Model) and hasattr(model, "ledger"):  # a DPModel
-        if loss is None and model._compile_loss is not None:
-            loss = model._compile_loss._user_loss
+        if loss is None and compile_loss_of(model) is not None:
+            loss = user_loss(compile_loss_of(model))
         model = inner
     return Report(_problems(model, loss, x, y))
 
@@ -76,7 +82,7 @@ def warn_of_mixing(model, element_spec, loss):
         element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
         loss: a built Keras `CompileLoss`, or None.
     """
-    if not any(gradients.mixing_reason(layer) for layer in model._flatten_layers()):
+    if not any(gradients.mixing_reason(layer) for layer in layers_of(model)):
         return
     try:
         problems = list(probe(model, element_spec, loss))
@@ -136,8 +142,7 @@ def _element_spec(model, x, y):
         return x.element_spec
     if x is not None:
         return as_source(x, y).spec
-    functional = getattr(model, "_functional", None) or model  # of a Sequential
-    inputs = getattr(functional, "_inputs_struct", None)
+    inputs = functional_inputs(model)
     if inputs is None:
         return None
     x_spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.metrics import PREFIX
 from tf_adadp.persistence.files import refuse_legacy_format
+from tf_adadp.utils.keras_compat import flat_losses, learning_rate_of
 from tf_adadp.utils.problems import Problem, raise_first
 
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
@@ -43,7 +44,7 @@ def check_callbacks(callbacks, released=(), optimizer=None):
     """
     for callback in callbacks:
         name = type(callback).__name__
-        rate = getattr(optimizer, "_learning_rate", None)
+        rate = learning_rate_of(optimizer)
         if isinstance(callback, _SET_RATES) and isinstance(rate, _Schedule):
             raise ValueError(
                 f"{name} sets the learning rate, and {type(optimizer).__name__} follows a "
@@ -155,7 +156,7 @@ def check_class_labels(loss, y, y_pred, name="y"):
     """
     if loss is None or y is None:
         return
-    for path, single, *_ in loss._flat_losses:
+    for path, single, *_ in flat_losses(loss):
         labels, outputs = y, y_pred
         try:
             for key in path:

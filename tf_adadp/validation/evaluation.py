@@ -6,17 +6,18 @@ import types
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import (
-    ArrayDataAdapter,
-    PyDatasetAdapter,
-    TFDatasetAdapter,
-    get_data_adapter,
-)
-from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 
 from tf_adadp import gradients
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import leaf_names
+from tf_adadp.utils.keras_compat import (
+    ArrayDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+    compile_loss_of,
+    convert_to_sliceable,
+    get_data_adapter,
+)
 from tf_adadp.validation.arguments import check_class_labels
 from tf_adadp.validation.tokens import check_tokens
 
@@ -73,7 +74,7 @@ def check_validation_data(model, data, training_spec, y_pred):
     _check_form(model, dataset.element_spec, training_spec, adapter)
     if isinstance(adapter, ArrayDataAdapter):
         if _dense(y):
-            check_class_labels(model._compile_loss, y, y_pred, "validation_data")
+            check_class_labels(compile_loss_of(model), y, y_pred, "validation_data")
         if _dense(x):
             check_tokens(model.model, x, "validation_data")
 

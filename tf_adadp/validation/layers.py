@@ -3,22 +3,23 @@
 import keras
 
 from tf_adadp.gradients.ghost.independence import example_axes
+from tf_adadp.utils.keras_compat import has_given_vocabulary, layers_of, seed_generators
 from tf_adadp.utils.problems import Problem, raise_first
 
 # Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
 _GIVEN_STATE = {
     keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
     keras.layers.Discretization: (lambda x: x.num_bins is None, "bin_boundaries"),
-    keras.layers.StringLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
-    keras.layers.IntegerLookup: (lambda x: x._has_input_vocabulary, "vocabulary"),
-    keras.layers.TextVectorization: (lambda x: x._has_input_vocabulary, "vocabulary"),
+    keras.layers.StringLookup: (lambda x: has_given_vocabulary(x), "vocabulary"),
+    keras.layers.IntegerLookup: (lambda x: has_given_vocabulary(x), "vocabulary"),
+    keras.layers.TextVectorization: (lambda x: has_given_vocabulary(x), "vocabulary"),
 }
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 
 
 def layer_problems(model):
     """Yields a `Problem` for every layer that mixes examples or keeps statistics of raw data."""
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         yield from _problems_of(layer)
 
 
@@ -126,14 +127,13 @@ def check_weights(model):
 def generator_problems(model):
     """Yields a `Problem` for every layer that shares another one's seed generator."""
     owners = {}
-    for layer in model._flatten_layers():
-        for generator in getattr(layer, "_seed_generators", ()):
-            owner = owners.setdefault(id(generator), layer)
-            if owner is not layer:
-                yield Problem(
-                    f"Layer {layer.name!r}",
-                    f"shares the seed generator of layer {owner.name!r}: in private training both "
-                    "may draw the same numbers for an example",
-                    "Give each layer a seed of its own.",
-                    "warning",
-                )
+    for layer, generator in seed_generators(model):
+        owner = owners.setdefault(id(generator), layer)
+        if owner is not layer:
+            yield Problem(
+                f"Layer {layer.name!r}",
+                f"shares the seed generator of layer {owner.name!r}: in private training both "
+                "may draw the same numbers for an example",
+                "Give each layer a seed of its own.",
+                "warning",
+            )

@@ -17,6 +17,13 @@ from tf_adadp.gradients import losses_of_rows
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.gradients.random_data import ROWS, random_batches
+from tf_adadp.utils.keras_compat import (
+    call_arguments,
+    get_keras_mask,
+    layers_of,
+    seed_generators,
+    set_keras_mask,
+)
 from tf_adadp.utils.problems import Problem
 
 _ALONE = "in private training every example is worked on alone, as a batch of one"
@@ -110,11 +117,11 @@ class _Pass:
         self._like, self._rows = like, rows
         weights = [v for v in model.trainable_variables if tf.as_dtype(v.dtype).is_floating]
         values = [tf.convert_to_tensor(v.value) for v in weights]
-        training = {"training": True} if model._call_has_training_arg else {}
+        training = call_arguments(model, training=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(PATCHING)
             stack.enter_context(no_index_stops())
-            for layer in model._flatten_layers():
+            for layer in layers_of(model):
                 name = f"{'The model' if layer is model else 'Layer'} {layer.name!r}"
                 stack.enter_context(replaced(layer, call=self._recorded(layer, name)))
             tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
@@ -169,9 +176,9 @@ class _Pass:
             rows = tf.concat([theirs[self._rows], tensor[self._rows.stop :]], 0)
         if tensor.dtype.is_floating:  # the value alone: gradients flow as they did
             rows = tensor + tf.stop_gradient(rows - tensor)
-        mask = getattr(tensor, "_keras_mask", None)
+        mask = get_keras_mask(tensor)
         if mask is not None:
-            rows._keras_mask = mask
+            set_keras_mask(rows, mask)
         return rows
 
     def _note_update(self, variable):
@@ -192,11 +199,7 @@ class _Scope(keras.StatelessScope):
 
 def _state_problems(model, made):
     known = {id(v) for v in model.variables}
-    generators = {
-        id(generator.state)
-        for layer in model._flatten_layers()
-        for generator in getattr(layer, "_seed_generators", ())
-    }
+    generators = {id(generator.state) for _, generator in seed_generators(model)}
     for key, (variable, name) in made.updates.items():
         if key in generators:
             continue

@@ -11,6 +11,7 @@ import inspect
 import keras
 
 from tf_adadp.gradients.ghost.independence import SET_BY_KERAS, mixing_reason
+from tf_adadp.utils.keras_compat import layers_of
 
 _MISSING = object()
 _MIXING = "mixing_reason"  # told of last, where no attribute explains it
@@ -54,7 +55,7 @@ class LayerSettings:
             )
 
     def _settings(self):
-        return [(layer, _settings_of(layer)) for layer in self._model._flatten_layers()]
+        return [(layer, _settings_of(layer)) for layer in layers_of(self._model)]
 
 
 def _settings_of(layer):

@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+from tf_adadp.utils.keras_compat import functional_inputs, inbound_nodes, is_kerass_own
+
 
 def check_tokens(model, x, name="x"):
     """Refuses arrays with tokens beyond the table of an `Embedding` that reads them directly.
@@ -15,15 +17,15 @@ def check_tokens(model, x, name="x"):
         x: its inputs as arrays, in a structure that Keras takes.
         name: the argument that holds them.
     """
-    functional = getattr(model, "_functional", None) or model  # of a Sequential
-    inputs = getattr(functional, "_inputs", None)
-    if inputs is None:
+    struct = functional_inputs(model)
+    if struct is None:
         return
-    arrays = dict(zip(map(id, inputs), _in_order(functional, inputs, x), strict=False))
-    for layer in functional.layers:
+    inputs = keras.tree.flatten(struct)
+    arrays = dict(zip(map(id, inputs), _in_order(struct, inputs, x), strict=False))
+    for layer in model.layers:
         if not _looks_up(layer):
             continue
-        for node in layer._inbound_nodes:
+        for node in inbound_nodes(layer):
             read = arrays.get(id(node.input_tensors[0]))
             if read is None or not len(read):
                 continue
@@ -36,10 +38,9 @@ def check_tokens(model, x, name="x"):
                 )
 
 
-def _in_order(functional, inputs, x):
+def _in_order(struct, inputs, x):
     """The arrays of x in the order of a functional model's inputs; none where they do not fit."""
     if isinstance(x, dict):
-        struct = functional._inputs_struct
         names = struct if isinstance(struct, dict) else [tensor.name for tensor in inputs]
         if set(names) != set(x):
             return []
@@ -56,6 +57,7 @@ def _names_a_row(indices, size):
 
 def _looks_up(layer):
     """Whether a layer is an `Embedding` whose inputs are indices into its table."""
-    return isinstance(layer, keras.layers.Embedding) and type(layer).call.__module__.startswith(
-        "keras.src.layers."  # a `call` of the user's may take anything
+    return isinstance(layer, keras.layers.Embedding) and is_kerass_own(
+        type(layer).call,
+        "layers",  # a `call` of the user's may take anything
     )

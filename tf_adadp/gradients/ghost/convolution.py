@@ -11,6 +11,7 @@ from tf_adadp.gradients.factors import MatrixLayout, products
 from tf_adadp.gradients.ghost.dense import bias_gradient, call_with_tapped_activation
 from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register
+from tf_adadp.utils.keras_compat import raw_kernel
 
 # How a CPU unfolds images fastest, measured beside `tf.image.extract_patches`: by a convolution
 # with the identity where windows are small (0.7 ns an entry against 1.1 to 4.9), by slices where
@@ -26,7 +27,7 @@ def convolution(layer, call, tap, inputs, **kwargs):
         return NotImplemented
     if layer.rank == 3 and max(layer.dilation_rate) > 1:
         return NotImplemented  # TensorFlow unfolds no dilated volumes
-    kernel = layer._kernel
+    kernel = raw_kernel(layer)
 
     def gradients(outputs):
         x, z = _channels_last(layer, inputs), _channels_last(layer, outputs)

@@ -8,6 +8,7 @@ from tf_adadp.gradients.factors import MatrixLayout, products
 from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.gradients.patching import replaced
+from tf_adadp.utils.keras_compat import raw_kernel
 
 
 @register(keras.layers.Dense)
@@ -29,7 +30,7 @@ def dense(layer, call, tap, inputs, **kwargs):
             down = scale * tf.linalg.matmul(x, a)
             yield layer.lora_kernel_b, products(down, outputs, _matrix(layer.lora_kernel_b))
         else:
-            yield layer._kernel, products(inputs, outputs, _matrix(layer._kernel))
+            yield raw_kernel(layer), products(inputs, outputs, _matrix(raw_kernel(layer)))
         if layer.bias is not None:
             yield layer.bias, bias_gradient(outputs)
 
@@ -54,12 +55,12 @@ def einsum_dense(layer, call, tap, inputs, **kwargs):
         for side, wanted in zip((x_labels[1:], w_labels, z_labels[1:]), known, strict=True)
     ):
         return NotImplemented  # an axis that is in all three, or summed over in x alone
-    layout = MatrixLayout(layer._kernel.shape, [w_labels.index(label) for label in rows])
+    layout = MatrixLayout(raw_kernel(layer).shape, [w_labels.index(label) for label in rows])
 
     def gradients(outputs):
         x = _as_sequence(inputs, x_labels, positions, rows)
         z = _as_sequence(outputs, z_labels, positions, columns)
-        yield layer._kernel, products(x, z, layout)
+        yield raw_kernel(layer), products(x, z, layout)
         if layer.bias is not None:
             yield layer.bias, Rows(_sum_to_shape(outputs, layer.bias.shape))
 

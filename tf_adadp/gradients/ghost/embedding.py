@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_adadp.gradients.factors import Lookups
 from tf_adadp.gradients.ghost.registry import register
+from tf_adadp.utils.keras_compat import raw_embeddings
 
 
 @register(keras.layers.Embedding)
@@ -14,16 +15,16 @@ def embedding(layer, call, tap, inputs, **kwargs):
         return NotImplemented
 
     def gradients(outputs):
-        width = layer._embeddings.shape[1]
+        width = raw_embeddings(layer).shape[1]
         batch = tf.shape(outputs)[0]
         places = inputs.shape[1:].num_elements()
         places = -1 if places is None else places
         yield (
-            layer._embeddings,
+            raw_embeddings(layer),
             Lookups(
                 tf.reshape(tf.cast(inputs, tf.int32), [batch, places]),
                 tf.reshape(outputs, [batch, places, width]),
-                layer._embeddings.shape,
+                raw_embeddings(layer).shape,
             ),
         )
 

@@ -12,9 +12,15 @@ import inspect
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from tf_adadp.gradients.mapping import map_rows
+from tf_adadp.utils.keras_compat import (
+    Functional,
+    inbound_nodes,
+    is_kerass_own,
+    layers_of,
+    operations,
+)
 
 # MelSpectrogram, MixUp and CutMix are not there: they mix.
 _NAMES = [
@@ -123,7 +129,7 @@ def mixing_reason(layer, has_rule=False):
     if cell is not None and not isinstance(cell, keras.Layer):
         return "has a cell that is no layer"
     # All the way down: parts of a container are no cases of their own here.
-    for part in layer._flatten_layers(include_self=False):
+    for part in layers_of(layer, include_self=False):
         reason = mixing_reason(part)
         if reason is not None:
             return f"has a part {part.name!r} that {reason}"
@@ -155,7 +161,7 @@ def unmappable_reason(layer):
     owner = next(c for c in type(layer).__mro__ if "compute_mask" in vars(c))
     if not owner.__module__.startswith("keras.") or "compute_mask" in vars(layer):
         return "overrides `compute_mask`"
-    parts = list(layer._flatten_layers())
+    parts = layers_of(layer)
     if any(isinstance(part, ATTENTION) for part in parts):
         return "has attention in it, which ends the process inside of a map without XLA"
     if any(part.activity_regularizer is not None for part in parts if part is not layer):
@@ -180,9 +186,7 @@ def _activations(layer):
 def _is_known_activation(activation):
     if isinstance(activation, keras.Layer):
         return mixing_reason(activation) is None
-    return inspect.isfunction(activation) and activation.__module__.startswith(
-        "keras.src.activations."
-    )
+    return inspect.isfunction(activation) and is_kerass_own(activation, "activations")
 
 
 def _keeps_batch(equation, bias_axes):
@@ -195,12 +199,12 @@ def _keeps_batch(equation, bias_axes):
 
 def _mixing_operation(model):
     """Why an operation between the layers of a functional model may mix, or None."""
-    for operation in getattr(model, "_operations", ()):
+    for operation in operations(model):
         if isinstance(operation, keras.Layer):
             continue
         name = type(operation).__name__
-        nodes = [node.arguments.args for node in operation._inbound_nodes]
-        if not type(operation).__module__.startswith("keras.src.ops.") or not all(
+        nodes = [node.arguments.args for node in inbound_nodes(operation)]
+        if not is_kerass_own(type(operation), "ops") or not all(
             (name in _ELEMENTWISE and _same_rank(args))
             or (name == "GetItem" and _takes_whole_batch(args[1]))
             for args in nodes

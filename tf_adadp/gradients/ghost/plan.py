@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_adadp.gradients.ghost.independence import CannotFollow
 from tf_adadp.gradients.mapping import TRACING_ERRORS, without_log_of_pfor
 from tf_adadp.gradients.random_data import ROWS, random_batches
+from tf_adadp.utils.keras_compat import layers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ def probe(ghost_pass, element_spec):
         CannotFollow: where a check fails or the pass cannot be made.
     """
     example_loss = ghost_pass.example_loss
-    for layer in example_loss.model._flatten_layers():
+    for layer in layers_of(example_loss.model):
         if getattr(layer, "quantization_mode", None) is not None:
             # Keras runs its `quantized_call`, past what stands in for `call`.
             raise CannotFollow(
@@ -151,7 +152,7 @@ def probe(ghost_pass, element_spec):
     if past:
         names = ", ".join(example_loss.trainable_variables[i].path for i in past)
         raise CannotFollow(f"{names} is used outside of its layer's own call")
-    low = any(layer.compute_dtype != "float32" for layer in example_loss.model._flatten_layers())
+    low = any(layer.compute_dtype != "float32" for layer in layers_of(example_loss.model))
     tolerance = 0.1 if low else 1e-3
     scale = max(np.sqrt(sum(float(tf.reduce_sum(tf.square(e))) for e in expected)), 1e-6)
     for variable, found, wanted in zip(

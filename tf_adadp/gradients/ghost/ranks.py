@@ -22,6 +22,7 @@ from tf_adadp.gradients.ghost.independence import (
     mixing_reason,
 )
 from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.utils.keras_compat import layers_of
 
 
 def _classes(*names):
@@ -63,7 +64,7 @@ def checked_layers(model, has_rule=lambda layer: False):
     """
     return [
         layer
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if mixing_reason(layer, has_rule(layer)) is None and not is_container(layer)
     ]
 

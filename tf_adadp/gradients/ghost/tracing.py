@@ -24,6 +24,12 @@ from tf_adadp.gradients.ghost.ranks import checked_layers, on_known_ranks
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.utils.keras_compat import (
+    layers_of,
+    own_layers,
+    own_trainable_variables,
+    seed_generators,
+)
 
 
 class GhostPass:
@@ -128,7 +134,7 @@ class GhostPass:
                 call = _Interception(layer, self, records, tapped)
                 stack.enter_context(replaced(layer, call=call))
             stack.enter_context(on_known_ranks(self._checked_layers))
-            for layer in self.example_loss.model._flatten_layers():
+            for layer in layers_of(self.example_loss.model):
                 if isinstance(layer, IMAGE_AUGMENTATION):
                     call = _images_only(layer)
                     stack.enter_context(replaced(layer, call=call))
@@ -211,11 +217,7 @@ class _Mapped:
         """The layer's output for the batch, tapped; found by one call only with `on_batch`."""
         if not self._mapped:
             raise CannotFollow(f"the layer {self._layer.name!r} is called without tensors")
-        states = [
-            generator.state
-            for part in self._layer._flatten_layers()
-            for generator in getattr(part, "_seed_generators", ())
-        ]
+        states = [generator.state for _, generator in seed_generators(self._layer)]
         before = [tf.convert_to_tensor(state.value) for state in states]
         draws = bool(states)
         if on_batch:
@@ -310,13 +312,13 @@ def _owners(model, trainable):
                 found.append(layer)
             return
         weights = [v for v in layer.trainable_variables if id(v) in trainable]
-        own = any(id(v) in trainable for v in layer._trainable_variables)
+        own = any(id(v) in trainable for v in own_trainable_variables(layer))
         loops = isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper))
         if weights and (own or loops or has_rule):
             if not any(layer is other for other in found):
                 found.append(layer)
             return
-        for part in layer._layers:
+        for part in own_layers(layer):
             visit(part)
 
     visit(model)

@@ -1,0 +1,237 @@
+"""All private names of Keras and TensorFlow that the package uses, in one place.
+
+A new version may rename any of them, so no other module imports from `keras.src` or
+`tensorflow.python`, or reads an underscored attribute of an object of theirs. The exception are the
+methods and attributes that a subclass of ours inherits: `INHERITED` lists them. A test compares the
+tables with the installed version and searches the package for further private names.
+"""
+
+from collections.abc import Iterator
+
+import keras
+from keras.src.backend import compute_output_spec  # symbolic call of any function
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.losses.loss import unscale_loss_for_distribution
+from keras.src.metrics.reduction_metrics import reduce_to_samplewise_values
+from keras.src.models.functional import Functional
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from keras.src.trainers.data_adapters import (
+    ArrayDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+    get_data_adapter,
+)
+from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
+from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import gen_array_ops, gen_nn_ops  # patched by gradients.indices
+
+__all__ = [
+    "INHERITED",
+    "ArrayDataAdapter",
+    "CompileLoss",
+    "CompileMetrics",
+    "Functional",
+    "PyDatasetAdapter",
+    "TFDatasetAdapter",
+    "call_arguments",
+    "compile_loss_of",
+    "compute_output_spec",
+    "convert_to_sliceable",
+    "flat_losses",
+    "flat_metrics",
+    "flatten_outputs",
+    "functional_inputs",
+    "gen_array_ops",
+    "gen_nn_ops",
+    "get_data_adapter",
+    "get_keras_mask",
+    "has_given_vocabulary",
+    "inbound_nodes",
+    "is_kerass_own",
+    "layers_of",
+    "learning_rate_of",
+    "metric_direction",
+    "metric_function",
+    "metric_values",
+    "op_def_registry",
+    "operations",
+    "own_layers",
+    "own_trainable_variables",
+    "print_msg",
+    "raw_embeddings",
+    "raw_kernel",
+    "reduce_to_samplewise_values",
+    "saves_legacy_format",
+    "seed_generators",
+    "set_keras_mask",
+    "shallow_copy",
+    "trained_variables",
+    "unscale_loss_for_distribution",
+    "user_loss",
+    "with_losses",
+]
+
+# Class of Keras: {inherited private name: its use in the subclass of this package}.
+INHERITED: dict[type, dict[str, str]] = {
+    keras.Model: {
+        "_assert_compile_called": "the error of an uncompiled model, in `fit` and the like",
+        "_compile_loss": "the built loss, whose per-example values are differentiated",
+        "_compile_metrics": "the metrics of `compile`, to release them with noise",
+        "_flatten_layers": "all layers, to see whether `trainable` changed",
+        "_flatten_metrics_in_order": "the return value of `train_on_batch`",
+        "_loss_tracker": "the mean loss in the logs, without a second forward pass",
+        "_maybe_symbolic_build": "overridden: under a strategy it would drop the first lot",
+        "_symbolic_build": "builds model, loss and metrics from shapes, without a lot",
+    },
+    keras.optimizers.Optimizer: {
+        "_all_reduce_sum_gradients": "overridden: a release is the same on all replicas",
+        "_backend_update_step": "overridden: refuses raw gradients",
+        "_distributed_tf_update_step": "overridden: carries the permission into its thread",
+        "_get_variable_index": "the place of a variable in lists of state",
+        "_learning_rate": "the variable that a rejected step of SADPSGD leaves alone",
+        "_model_variables_moving_average": "the averages that a rejected step restores",
+        "_trainable_variables": "the variables that the optimizer was built for",
+    },
+}
+
+
+def layers_of(layer: keras.Layer, include_self: bool = True) -> list[keras.Layer]:
+    """Returns a layer and all layers inside it."""
+    return list(layer._flatten_layers(include_self=include_self))
+
+
+def own_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the direct parts of a layer."""
+    return layer._layers
+
+
+def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the trainable variables of a layer itself, without those of its parts."""
+    return layer._trainable_variables
+
+
+def seed_generators(layer: keras.Layer) -> Iterator[tuple[keras.Layer, keras.random.SeedGenerator]]:
+    """Yields the seed generators of a layer and all layers inside it, each with its layer."""
+    for part in layers_of(layer):
+        for generator in getattr(part, "_seed_generators", ()):
+            yield part, generator
+
+
+def raw_kernel(layer: keras.Layer) -> keras.Variable:
+    """Returns the variable of a kernel; the property `kernel` would add a LoRA product."""
+    return layer._kernel
+
+
+def raw_embeddings(layer: keras.layers.Embedding) -> keras.Variable:
+    """Returns the variable of an embedding; the property `embeddings` would add a LoRA product."""
+    return layer._embeddings
+
+
+def has_given_vocabulary(layer: keras.Layer) -> bool:
+    """Tells whether a lookup layer got its vocabulary in the constructor."""
+    return layer._has_input_vocabulary
+
+
+def is_kerass_own(function: object, part: str) -> bool:
+    """Tells whether a function or class is defined in a part of Keras, such as "layers"."""
+    return function.__module__.startswith(f"keras.src.{part}.")
+
+
+def call_arguments(model: keras.Model, training: bool) -> dict[str, bool]:
+    """Returns {"training": training} for a model whose `call` takes it, else nothing."""
+    return {"training": training} if model._call_has_training_arg else {}
+
+
+def functional_inputs(model: keras.Model) -> object | None:
+    """Returns the symbolic inputs of a functional or Sequential model in their structure."""
+    functional = getattr(model, "_functional", None) or model  # of a Sequential
+    return getattr(functional, "_inputs_struct", None)
+
+
+def operations(model: keras.Model) -> list:
+    """Returns the operations, layers included, of a functional model; none for others."""
+    return getattr(model, "_operations", [])
+
+
+def inbound_nodes(operation: keras.Operation) -> list:
+    """Returns the nodes by which an operation or layer was called symbolically."""
+    return operation._inbound_nodes
+
+
+def compile_loss_of(model: keras.Model) -> CompileLoss | None:
+    """Returns the loss of a compiled model, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def user_loss(loss: CompileLoss) -> object:
+    """Returns what the user gave to `compile(loss=...)`."""
+    return loss._user_loss
+
+
+def flat_losses(loss: CompileLoss) -> list:
+    """Returns the entries (path, loss, loss weight, name) of a built `CompileLoss`."""
+    return loss._flat_losses
+
+
+def shallow_copy(keras_object: object) -> object:
+    """Copies an object of Keras without the detour of `copy.copy` over a saved file."""
+    copied = object.__new__(type(keras_object))
+    copied.__dict__.update(keras_object.__dict__)
+    return copied
+
+
+def with_losses(loss: CompileLoss, losses: list, keep_metrics: bool) -> CompileLoss:
+    """Returns a copy of a built `CompileLoss` with other single losses, in the same order."""
+    copied = shallow_copy(loss)
+    copied._flat_losses = [
+        entry._replace(loss=single) for entry, single in zip(loss._flat_losses, losses, strict=True)
+    ]
+    if not keep_metrics:
+        copied._metrics = [None] * len(losses)
+    return copied
+
+
+def flat_metrics(metrics: CompileMetrics) -> Iterator[tuple[int, keras.metrics.Metric, bool]]:
+    """Yields (number of the output, metric, whether it is weighted) of built compiled metrics."""
+    for weighted in (False, True):
+        per_output = metrics._flat_weighted_metrics if weighted else metrics._flat_metrics
+        for output, listed in enumerate(per_output):
+            for metric in listed.metrics if listed else ():
+                yield output, metric, weighted
+
+
+def flatten_outputs(metrics: CompileMetrics, y: object) -> list:
+    """Flattens labels or predictions into the order of the outputs of compiled metrics."""
+    return metrics._flatten_y(y)
+
+
+def metric_function(metric: keras.metrics.MeanMetricWrapper) -> tuple[object, dict]:
+    """Returns the function whose mean a metric is, and its further arguments."""
+    return metric._fn, metric._fn_kwargs
+
+
+def metric_values(metric: keras.metrics.MeanMetricWrapper, y: object, y_pred: object) -> object:
+    """Computes the values whose mean a metric is."""
+    return metric._fn(y, y_pred, **metric._fn_kwargs)
+
+
+def metric_direction(metric: keras.metrics.Metric) -> str | None:
+    """Returns "up" or "down", the direction in which a metric improves, or None."""
+    return getattr(metric, "_direction", None)
+
+
+def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that an optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer | None) -> object:
+    """Returns the learning rate's variable or schedule."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def saves_legacy_format() -> bool:
+    """Tells whether Keras is reading or writing a configuration of its HDF5 format."""
+    return global_state.get_global_attribute("use_legacy_config", False)
