@@ -29,20 +29,20 @@ test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 bench: $(BIN)/ready
-	$(BIN)/python benchmarks/step_time.py
-	$(BIN)/python benchmarks/adadp_default.py
+	$(BIN)/python -m benchmarks.step_time
+	$(BIN)/python -m benchmarks.adadp_default
 
 NIGHTLY_SEED ?= 0
 
 nightly: $(BIN)/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
-	$(BIN)/python benchmarks/fuzz.py --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
+	$(BIN)/python -m verification.fuzz --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
 
 # tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.
 parity: $(BIN)/ready
 	@$(PARITY_PYTHON) -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))" 2>/dev/null || \
 	  { echo "make parity needs Python 3.11: $(PARITY_PYTHON) is not. Give PARITY_PYTHON=<path>."; exit 1; }
-	$(BIN)/python benchmarks/parity/compare.py --python=$(PARITY_PYTHON)
+	$(BIN)/python -m verification.parity.compare --python=$(PARITY_PYTHON)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """ADADP with its default arguments beside DP-SGD and DP-Adam tuned for each task and each ε.
 
-    python benchmarks/adadp_default.py --tasks=digits,digits_scaled            # no download
-    TF_ADADP_DATA_DIR=folder python benchmarks/adadp_default.py --workers=2
+    python -m benchmarks.adadp_default --tasks=digits,digits_scaled            # no download
+    TF_ADADP_DATA_DIR=folder python -m benchmarks.adadp_default --workers=2
 
 A cell is a task at an ε (δ = 1e-5, RDP): all methods share lot size, steps and noise multiplier,
 which is calibrated to the ε. "_scaled" tasks are the same with every input column multiplied by
@@ -29,14 +29,13 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CPUs, twice as slow
 
-import adadp_report
-import common
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import adadp_report, common
 from tf_adadp import accounting, priors
 
 DELTA = 1e-5
@@ -310,7 +309,7 @@ def _define_flags():
     flags.DEFINE_list("tasks", list(TASKS), f"Of {', '.join(TASKS)}.")
     flags.DEFINE_multi_enum("methods", ALL_METHODS, ALL_METHODS, "Of the study; once for each.")
     flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "adadp_default.json"), "JSON; PNG beside.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON; PNG beside.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
 
 

@@ -1,7 +1,8 @@
 """The results of adadp_default.py as Markdown tables and as a figure."""
 
-import common
 import numpy as np
+
+from benchmarks import common
 
 _TUNED = ("DPSGD", "DPAdam")
 

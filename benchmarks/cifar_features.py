@@ -1,6 +1,6 @@
 """Features of CIFAR-10 from convolutions trained on other, public images, and then frozen.
 
-    TF_ADADP_DATA_DIR=folder python benchmarks/cifar_features.py
+    TF_ADADP_DATA_DIR=folder python -m benchmarks.cifar_features
 
 As in the ADADP paper's CIFAR-10 experiment: convolutional layers are trained without privacy on
 CIFAR-100, whose images are not those of CIFAR-10, and only what follows them is trained privately.
@@ -12,10 +12,11 @@ image, float16.
 import os
 import pathlib
 
-import common
 import keras
 import numpy as np
 from absl import app, flags
+
+from benchmarks import common
 
 _EPOCHS = flags.DEFINE_integer("epochs", 10, "Epochs on CIFAR-100.", lower_bound=1)
 FILE = "cifar10_features.npz"

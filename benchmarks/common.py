@@ -12,10 +12,11 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from peers.harness import peak_memory_mb  # noqa: F401, for those who import this module
+
+from benchmarks.peers.harness import peak_memory_mb  # noqa: F401, for those who import this module
 
 DATA_DIR_VARIABLE = "TF_ADADP_DATA_DIR"
-RESULTS_DIR = pathlib.Path(__file__).parent / "results"
+ROOT = pathlib.Path(__file__).parents[1]
 _VERSIONS_OF = ("tf_adadp", "tensorflow", "keras", "numpy", "dp-accounting")
 
 
@@ -154,6 +155,12 @@ def digits():
     return x_train, y_train, x_test, y_test
 
 
+def results_of(script):
+    """Returns where a script keeps its results: results/ beside it, a JSON file of its name."""
+    script = pathlib.Path(script)
+    return script.parent / "results" / f"{script.stem}.json"
+
+
 def machine():
     """What a figure depends on: processor, cores, memory, GPUs, versions."""
     devices = [
@@ -209,11 +216,11 @@ class Results:
                 )
             self.rows, self.runs = stored["rows"], stored["runs"]
         script = pathlib.Path(sys.argv[0]).resolve()
-        here = RESULTS_DIR.resolve().parent
-        name = script.relative_to(here) if script.is_relative_to(here) else script.name
+        if script.is_relative_to(ROOT):  # python -m gives the file of the module
+            script = ".".join(script.relative_to(ROOT).with_suffix("").parts)
         self._run = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": " ".join([f"python benchmarks/{name}", *sys.argv[1:]]),
+            "command": " ".join([f"python -m {script}", *sys.argv[1:]]),
         }
 
     def find(self, **fields):

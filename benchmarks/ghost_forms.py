@@ -1,6 +1,6 @@
 """Where the Gram form of a sequence's gradient norm beats the materialised one.
 
-    python benchmarks/ghost_forms.py
+    python -m benchmarks.ghost_forms
 
 For lengths T and widths i, o: the time per example of an upper bound of ‖Σ_t a_t ⊗ d_t‖ and of the
 weighted sum over examples, in both forms, interleaved in one process. The table says which one
@@ -11,11 +11,11 @@ constants of its cost model are the pair that loses least here.
 import itertools
 import time
 
-import common
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
+from benchmarks import common
 from tf_adadp.gradients import factors
 
 LENGTHS = (2, 8, 32, 128, 512)
@@ -102,6 +102,6 @@ def main(argv):
 
 if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 7, "Measurements of each form.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "ghost_forms.json"), "The JSON of results.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "The JSON of results.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
     app.run(main)

@@ -1,6 +1,6 @@
 """Long runs, many records, many weights: what grows, and what should not.
 
-    python benchmarks/long_and_large.py --parts=steps,records,weights
+    python -m benchmarks.long_and_large --parts=steps,records,weights
 
 "steps": a million private steps of a tiny model, in fits of 100,000. Resident memory after each,
 how often the step was traced, and the ledger's entries, which must not grow either.
@@ -22,12 +22,12 @@ import time
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CPUs, twice as slow
 
-import common
 import keras
 import numpy as np
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import common
 
 DELTA = 1e-5
 
@@ -178,8 +178,10 @@ def weights():
     """A row per case."""
     rows = []
     for case in CASES:
-        command = [sys.executable, __file__, f"--case={case}"]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [sys.executable, "-m", "benchmarks.long_and_large", f"--case={case}"]
+        out = subprocess.run(
+            command, cwd=common.ROOT, check=True, capture_output=True, text=True
+        ).stdout
         rows.append(json.loads(out.splitlines()[-1]))
         print(rows[-1], flush=True)
     return rows
@@ -191,7 +193,7 @@ PARTS = {"steps": steps, "records": records, "weights": weights}
 def _define_flags():
     flags.DEFINE_list("parts", list(PARTS), f"Of {', '.join(PARTS)}.")
     flags.DEFINE_enum("case", None, list(CASES), "One case of weights, as a line of JSON.")
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "long_and_large.json"), "JSON.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON.")
     flags.register_validator(
         "parts", lambda given: set(given) <= set(PARTS), f"Give some of {', '.join(PARTS)}."
     )

@@ -1,7 +1,7 @@
 """All methods of the papers at equal ε, on MNIST behind 60 private principal components.
 
-    TF_ADADP_DATA_DIR=<folder with mnist.npz> python benchmarks/methods.py --workers=2
-    TF_ADADP_DATA_DIR=<folder> python benchmarks/methods.py --tasks=mnist_cnn,fashion_cnn
+    TF_ADADP_DATA_DIR=<folder with mnist.npz> python -m benchmarks.methods --workers=2
+    TF_ADADP_DATA_DIR=<folder> python -m benchmarks.methods --tasks=mnist_cnn,fashion_cnn
 
 "mnist" is the network of Abadi et al. 2016 and of ADADP and AdaCliP: DPPCA to 60 components, 1,000
 ReLU units, 10 classes. For each ε (δ = 1e-5, RDP, Poisson lots, add or remove one record) all
@@ -33,13 +33,13 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CPUs, twice as slow
 
-import adadp_default as study
-import common
 import keras
 import numpy as np
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import adadp_default as study
+from benchmarks import common
 from tf_adadp import accounting
 
 DELTA = 1e-5
@@ -347,7 +347,7 @@ def _define_flags():
     flags.DEFINE_multi_enum("methods", names, names, "Once for each.")
     flags.DEFINE_multi_enum("epsilons", cells, cells, "Once for each.")
     flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "methods.json"), "JSON; PNG beside.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON; PNG beside.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
     flags.register_validator(
         "tasks", lambda given: set(given) <= set(TASKS), f"Give some of {', '.join(TASKS)}."

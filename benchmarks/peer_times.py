@@ -1,7 +1,7 @@
 """Step times and memory of other libraries, each in its own environment and process.
 
-    python benchmarks/peers/environments.py
-    python benchmarks/step_time.py --peers --methods=dpsgd,adadp --engines=auto
+    python -m benchmarks.peers.environments
+    python -m benchmarks.step_time --peers --methods=dpsgd,adadp --engines=auto
 
 Models, loss, clipping norm, noise multiplier and optimizer (SGD) are the same, lots are of a fixed
 size and cut in advance. A block is a process that starts, compiles, drops the first steps and
@@ -16,8 +16,9 @@ import pathlib
 import subprocess
 
 import numpy as np
-from peers import environments
-from workloads import Contender
+
+from benchmarks.peers import environments
+from benchmarks.workloads import Contender
 
 ENVS_DIR = environments.DIR
 _SCRIPTS = pathlib.Path(__file__).resolve().parent / "peers"
@@ -106,7 +107,7 @@ def peer_contenders(workload, envs):
         if not python.exists():
             raise FileNotFoundError(
                 f"{name} has no environment: there is no {python}. Make it with "
-                f"`python benchmarks/peers/environments.py --dir={envs} {name}`."
+                f"`python -m benchmarks.peers.environments --dir={envs} {name}`."
             )
         for mode in peer.modes.get(workload.name, ()):
             blocks[Contender(f"{name}:{mode}")] = PeerBlock(

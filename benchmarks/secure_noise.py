@@ -1,6 +1,6 @@
 """What `secure_noise=True` costs: the noise alone, and within training steps, side by side.
 
-    TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 python benchmarks/secure_noise.py
+    TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 python -m benchmarks.secure_noise
 
 Adds noise to sums of 795,010 numbers in the shapes of the 784-1000-10 MLP: in float32, as the mean
 of four float32 draws (what other toolkits do, for comparison; not in this package), and on the
@@ -16,13 +16,13 @@ import pathlib
 import statistics
 import time
 
-import common
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import common
 from tf_adadp import noise
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds of measurements.", lower_bound=1)
@@ -132,7 +132,7 @@ def main(_):
         "noise_of_795010_numbers": summary(adding, list(functions)),
         "step_of_the_mlp_lot_600": summary(training, list(runners)),
     }
-    path = pathlib.Path(_OUTPUT.value or common.RESULTS_DIR / "secure_noise.json")
+    path = pathlib.Path(_OUTPUT.value or common.results_of(__file__))
     path.write_text(json.dumps({"machine": common.machine(), **result}, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

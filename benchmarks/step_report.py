@@ -1,8 +1,9 @@
 """The results of step_time.py as Markdown tables and as a figure."""
 
-import common
 import numpy as np
-from workloads import PLAIN, WORKLOADS, memory_limit, time_limit
+
+from benchmarks import common
+from benchmarks.workloads import PLAIN, WORKLOADS, memory_limit, time_limit
 
 _SETTINGS = ("model", "lot_size", "examples")
 _HOW = ("method", "engine", "physical_batch_size")

@@ -1,8 +1,8 @@
 """Time and memory of private training steps, against a plain Keras step.
 
-    python benchmarks/step_time.py
-    python benchmarks/step_time.py --models=mlp --lot_sizes=64,512,8192 --examples=81920
-    python benchmarks/peers/environments.py && python benchmarks/step_time.py --peers
+    python -m benchmarks.step_time
+    python -m benchmarks.step_time --models=mlp --lot_sizes=64,512,8192 --examples=81920
+    python -m benchmarks.peers.environments && python -m benchmarks.step_time --peers
 
 Time: every contender trains through its own `fit`, sampling included, on random data. They take
 turns, block by block, in one process, so that a busy machine slows all alike. A block's first steps
@@ -29,17 +29,15 @@ import subprocess
 import sys
 import time
 
-import common
 import keras
 import numpy as np
-import peer_times
-import step_report
 import tensorflow as tf
 from absl import app, flags
-from peers.harness import SETTLING_STEPS
-from workloads import ENGINES, JIT_COMPILE, OPTIMIZERS, PLAIN, WORKLOADS, Contender
 
 import tf_adadp as dp
+from benchmarks import common, peer_times, step_report
+from benchmarks.peers.harness import SETTLING_STEPS
+from benchmarks.workloads import ENGINES, JIT_COMPILE, OPTIMIZERS, PLAIN, WORKLOADS, Contender
 
 
 class StepTimer(keras.callbacks.Callback):
@@ -200,10 +198,12 @@ def memory_row(workload, contender, steps):
     child = subprocess.run(
         [
             sys.executable,
-            str(pathlib.Path(__file__).resolve()),
+            "-m",
+            "benchmarks.step_time",
             f"--memory_of={asked}",
             f"--steps={steps}",
         ],
+        cwd=common.ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -326,7 +326,7 @@ def define_flags(values=flags.FLAGS):
     define(
         flags.DEFINE_string,
         "out",
-        str(common.RESULTS_DIR / "step_time.json"),
+        str(common.results_of(__file__)),
         "JSON; a PNG beside it.",
     )
     define(flags.DEFINE_bool, "force", False, "Start the results anew.")

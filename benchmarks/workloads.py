@@ -6,10 +6,10 @@ A new optimizer is one line in OPTIMIZERS, a new model one entry in WORKLOADS.
 import dataclasses
 from collections.abc import Callable
 
-import common
 import keras
 
 import tf_adadp as dp
+from benchmarks import common
 
 LOTS_OF_DATA = 10
 ENGINES = ("auto", "vectorized")

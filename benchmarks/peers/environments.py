@@ -1,7 +1,7 @@
 """Makes a virtual environment for each of the other libraries, with fixed versions.
 
-    python benchmarks/peers/environments.py
-    python benchmarks/peers/environments.py --dir=/somewhere --python=python3.11 opacus
+    python -m benchmarks.peers.environments
+    python -m benchmarks.peers.environments --dir=/somewhere --python=python3.11 opacus
 
 They cannot share one: TensorFlow Privacy needs a TensorFlow of before Keras 3, and Python 3.11 at
 most. An environment that is complete already is left as it is.

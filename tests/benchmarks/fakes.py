@@ -1,8 +1,7 @@
 """A tiny workload, and rows as step_time.py makes them, without measuring."""
 
-import common
-import step_report
-from workloads import PLAIN, Workload
+from benchmarks import common, step_report
+from benchmarks.workloads import PLAIN, Workload
 
 TINY = Workload("mlp", "tiny", lambda: common.mlp(6, 4, 10), common.Features((6,)), lot_size=16)
 

@@ -1,12 +1,11 @@
 """The study of ADADP's default: jobs, a real run of one of them, tables."""
 
-import adadp_default as study
-import adadp_report
-import common
 import numpy as np
 import pytest
 
 import tf_adadp as dp
+from benchmarks import adadp_default as study
+from benchmarks import adadp_report, common
 from tf_adadp import accounting
 
 TINY = study.Task("digits", study._mlp(64, 10), {3.0: (400, 10)})

@@ -1,8 +1,9 @@
 import json
 
-import common
 import numpy as np
 import pytest
+
+from benchmarks import common
 
 
 def make_results(path, **options):

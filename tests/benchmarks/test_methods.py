@@ -3,11 +3,11 @@
 import dataclasses
 
 import keras
-import methods as study
 import numpy as np
 import pytest
 
 import tf_adadp as dp
+from benchmarks import methods as study
 from tf_adadp import accounting
 
 

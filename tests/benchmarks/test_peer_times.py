@@ -3,13 +3,11 @@ import os
 import sys
 
 import numpy as np
-import peer_times
 import pytest
-import step_report
-import step_time
-from peers import environments
-from workloads import PLAIN, WORKLOADS, Contender
 
+from benchmarks import peer_times, step_report, step_time
+from benchmarks.peers import environments
+from benchmarks.workloads import PLAIN, WORKLOADS, Contender
 from tests.benchmarks.fakes import TINY, make_results
 
 # Answers as a peer's script does: every step takes as many milliseconds as the mode has letters.

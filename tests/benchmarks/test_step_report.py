@@ -1,6 +1,5 @@
-import step_report
-from workloads import WORKLOADS, Contender
-
+from benchmarks import step_report
+from benchmarks.workloads import WORKLOADS, Contender
 from tests.benchmarks.fakes import fake_memory_row, fake_time_rows, make_results
 
 HEADER = (

@@ -1,11 +1,9 @@
-import common
 import numpy as np
 import pytest
-import step_report
-import step_time
 from absl import app, flags
-from workloads import PLAIN, WORKLOADS, Contender, Workload
 
+from benchmarks import common, step_report, step_time
+from benchmarks.workloads import PLAIN, WORKLOADS, Contender, Workload
 from tests.benchmarks.fakes import TINY, fake_memory_row, fake_time_rows, make_results
 
 NAMED = Workload(

@@ -1,11 +1,10 @@
-import common
 import keras
 import numpy as np
 import pytest
-import workloads
-from workloads import WORKLOADS, Contender
 
 import tf_adadp as dp
+from benchmarks import common, workloads
+from benchmarks.workloads import WORKLOADS, Contender
 
 WEIGHTS = {
     "mlp": 784 * 1000 + 1000 + 1000 * 10 + 10,

@@ -5,12 +5,12 @@ import pathlib
 import subprocess
 import sys
 
-import faults
 import numpy as np
 import pytest
 
 import tf_adadp as dp
 from tf_adadp import accounting
+from verification import faults
 
 WORKERS = 3
 

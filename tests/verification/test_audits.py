@@ -6,8 +6,10 @@ thousand (the confidence of a bound), and so is a printed form refuted wrongly.
 
 import json
 
-import audits
 import pytest
+
+from benchmarks import common
+from verification import audits
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_the_stored_results_say_what_the_docs_say():
 
     And DP-SGD is within 1.10 of its claim.
     """
-    stored = json.loads((audits.common.RESULTS_DIR / "audits.json").read_text())
+    stored = json.loads(common.results_of(audits.__file__).read_text())
     rows = {(r["mechanism"], r["target"]): r for r in stored["rows"]}
     assert set(rows) == {(name, target) for name in audits.MECHANISMS for target in audits.EPSILONS}
     for (name, _), row in rows.items():
@@ -68,5 +70,5 @@ def test_the_stored_results_say_what_the_docs_say():
         row = rows["DPSGD", target]
         assert row["draws"] >= 10**6
         assert row["assumed_bound"] > row["claim"] / 1.10
-    docs = (audits.common.RESULTS_DIR.parents[1] / "docs" / "audits.md").read_text(encoding="utf-8")
+    docs = (common.ROOT / "docs" / "audits.md").read_text(encoding="utf-8")
     assert audits.table(stored["rows"]) in docs

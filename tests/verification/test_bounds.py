@@ -1,8 +1,9 @@
 """The study of the bounds at a small size: a few hundred points, each part for real."""
 
-import bounds as study
 import numpy as np
 import pytest
+
+from verification import bounds as study
 
 
 def test_invariants():

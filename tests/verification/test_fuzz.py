@@ -3,13 +3,13 @@
 import re
 
 import dp_accounting
-import fuzz
 import pytest
-from fuzzing import check
-from fuzzing.cases import draw_case
 
 from tf_adadp import clipping, model
 from tf_adadp.optimizers.base import DPOptimizer
+from verification import fuzz
+from verification.fuzzing import check
+from verification.fuzzing.cases import draw_case
 
 SIMPLEST = {
     "seed": 0,

@@ -4,8 +4,10 @@ import subprocess
 import sys
 import textwrap
 
-import key_collisions
 import pytest
+
+from tests.helpers import ROOT
+from verification import key_collisions
 
 
 @pytest.mark.slow
@@ -21,10 +23,10 @@ def test_a_seed_that_is_used_twice_is_found(tmp_path):
     """Two optimizers, and two lots, of one public seed: what unseeded ones must never be."""
     script = """
         import sys
-        sys.path.insert(0, sys.argv[1])
         import keras, numpy as np, tensorflow as tf
-        import key_collisions, tf_adadp as dp
-        key_collisions.watch(sys.argv[2])
+        import tf_adadp as dp
+        from verification import key_collisions
+        key_collisions.watch(sys.argv[1])
         for _ in range(2):
             one = dp.DPSGD(0.1, noise_multiplier=1.0, seed=7)
             one.build([keras.Variable(np.zeros(3, np.float32))])
@@ -32,7 +34,6 @@ def test_a_seed_that_is_used_twice_is_found(tmp_path):
             dp.PoissonLots(np.zeros((9, 1)), expected_size=3, seed=7)._indices(0)
             tf.function(lambda: dp.noise.stream(np.int64([1, 2]), 3, 4))()
     """
-    folder = key_collisions.__file__.rsplit("/", 1)[0]
-    arguments = [sys.executable, "-c", textwrap.dedent(script), folder, tmp_path / "seeds0"]
-    subprocess.run(arguments, check=True, capture_output=True, timeout=300)
+    arguments = [sys.executable, "-c", textwrap.dedent(script), tmp_path / "seeds0"]
+    subprocess.run(arguments, check=True, capture_output=True, timeout=300, cwd=ROOT)
     assert sorted(key_collisions.records(tmp_path).values()) == [2, 2, 2]

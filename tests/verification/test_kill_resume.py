@@ -1,7 +1,8 @@
 """The kill test in short: two real trainings, killed at random moments, keep their bound."""
 
-import kill_resume
 import pytest
+
+from verification import kill_resume
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 import subprocess
 
 import pytest
-from peers import environments
+
+from benchmarks.peers import environments
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@ import json
 
 import numpy as np
 import pytest
-from peers import harness
-from workloads import WORKLOADS
+
+from benchmarks.peers import harness
+from benchmarks.workloads import WORKLOADS
 
 
 def parse(monkeypatch, *arguments):

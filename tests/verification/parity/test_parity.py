@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import accounting_figures, cases, checks, compare, run_tf_adadp
 from scipy import integrate
+
+from verification.parity import accounting_figures, cases, checks, compare, run_tf_adadp
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Do the accountants keep the laws they must, agree with integrals, and cost next to nothing?
 
-    python benchmarks/bounds.py                       # all parts, about half an hour
-    python benchmarks/bounds.py --parts=calibration,reading
+    python -m verification.bounds                       # all parts, about half an hour
+    python -m verification.bounds --parts=calibration,reading
 
 Parts, one row each in the JSON:
 
@@ -248,10 +248,10 @@ def calibration():
 
 def reading(steps=100_000, trained=60):
     """Microseconds of charging and reading ε, and their share of a private step."""
-    import common  # TensorFlow, which nothing else here needs
     import keras
 
     import tf_adadp as dp
+    from benchmarks import common  # TensorFlow, which nothing else here needs
 
     law = accounting.PoissonSampling(60000, 600)
     event, ledger = law.event(1.1), accounting.PrivacyLedger()
@@ -289,7 +289,7 @@ def reading(steps=100_000, trained=60):
 
 def main(argv):
     del argv
-    import common
+    from benchmarks import common
 
     args = flags.FLAGS
     results = common.Results(args.out, key=("part",), one_machine=False, force=args.force)
@@ -309,11 +309,11 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    import common
+    from benchmarks import common
 
     flags.DEFINE_list("parts", list(PARTS), "What to run: " + ", ".join(PARTS))
     flags.DEFINE_integer("lattices", 16, "Random lattices of up to 6,912 points.", lower_bound=1)
     flags.DEFINE_integer("points", 300, "Random runs for pld and integrals.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "bounds.json"), "The JSON of results.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "The JSON of results.")
     flags.DEFINE_bool("force", False, "Start the results anew.")
     app.run(main)

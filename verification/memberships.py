@@ -1,6 +1,6 @@
 """Membership inference and one-run audits of whole trainings on scikit-learn's digits.
 
-    python benchmarks/memberships.py            # some ten minutes on one core, no download
+    python -m verification.memberships            # some ten minutes on one core, no download
 
 An MLP 64-128-10 learns half of 600 digits, once without privacy and once by DP-SGD at ε = 4
 (δ = 1e-4, Poisson lots). Each record is in by a fair coin. The attacks are the loss threshold and
@@ -17,12 +17,12 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import common
 import keras
 import numpy as np
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import common
 from tf_adadp import accounting, audit
 
 DELTA, EPSILON = 1e-4, 4.0
@@ -133,7 +133,7 @@ def main(argv):
 
 if __name__ == "__main__":
     FLAGS = flags.FLAGS
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "memberships.json"), "Where the rows go.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "Where the rows go.")
     flags.DEFINE_boolean("force", False, "Forget earlier rows.")
     flags.DEFINE_integer("seed", 0, "Of initial weights and coins.")
     app.run(main)

@@ -7,6 +7,8 @@ import pathlib
 import socket
 import subprocess
 
+ROOT = pathlib.Path(__file__).parents[1]
+
 
 def parser(doc, faults, number, results):
     """An ArgumentParser for `--<faults>=<number>`, `--seed` and `--output`."""

@@ -19,7 +19,7 @@ from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib as pr
 from tensorflow_privacy.privacy.analysis import compute_noise_from_budget_lib as noise_lib
 from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
 
-from parity import accounting_figures, cases
+from verification.parity import accounting_figures, cases
 
 _PACKAGES = ("tensorflow", "tensorflow-privacy", "dp-accounting", "numpy", "scipy")
 _PRINTED = re.compile(r"Epsilon assuming Poisson sampling \(\*\):\s+([\d.]+)")

@@ -6,7 +6,7 @@ import typing
 
 import numpy as np
 
-from parity import cases
+from verification.parity import cases
 
 # Double precision: the same formulas, summed in another order or by another SciPy.
 _DOUBLE = 1e-9

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import tf_adadp as dp
-from parity import accounting_figures, cases
+from verification.parity import accounting_figures, cases
 
 _PACKAGES = ("tensorflow", "keras", "dp-accounting", "numpy", "scipy")
 _NO_NOISE = {"noise_multiplier": 0.0, "allow_no_noise": True, "l2_norm_clip": cases.L2_NORM_CLIP}

@@ -1,7 +1,7 @@
 """Parity with tensorflow-privacy itself, number by number.
 
     make parity
-    python benchmarks/parity/compare.py --python=python3.11
+    python -m verification.parity.compare --python=python3.11
 
 tensorflow-privacy 0.9.0 needs a TensorFlow of before Keras 3, so each side runs in an environment
 of its own: `run_tf_adadp.py` here, `run_tf_privacy.py` in the one that peers/environments.py
@@ -19,17 +19,14 @@ import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(1, str(HERE.parent))
+import numpy as np
 
-import common  # noqa: E402
-import numpy as np  # noqa: E402
-from peers import environments  # noqa: E402
-
-from parity import checks  # noqa: E402
+from benchmarks import common
+from benchmarks.peers import environments
+from verification.parity import checks
 
 PEER = "tf_privacy"
-STORED = common.RESULTS_DIR / "parity.json"
+STORED = common.ROOT / "verification" / "results" / "parity.json"
 _STORED_IMPLEMENTATION = "DPKeras"
 
 
@@ -38,12 +35,12 @@ def start(python, script, folder):
     environment = {
         **os.environ,
         # This checkout on both sides, and nothing of another environment.
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]),
+        "PYTHONPATH": str(common.ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     log = pathlib.Path(folder, f"{script}.log")
     with log.open("w") as file:
-        command = [str(python), str(HERE / script), str(folder)]
+        command = [str(python), "-m", f"verification.parity.{script}", str(folder)]
         return subprocess.Popen(command, env=environment, stdout=file, stderr=file), log
 
 
@@ -64,14 +61,14 @@ def run(python, envs):
         What both wrote: `ours, peer`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        ours = start(sys.executable, "run_tf_adadp.py", folder)
+        ours = start(sys.executable, "run_tf_adadp", folder)
         try:
             if not environments.is_complete(envs, PEER):
                 print(f"Making {envs / PEER} once.", flush=True)
                 environments.make(envs, PEER, python)
         finally:
             finish(*ours)
-        finish(*start(environments.python_of(envs, PEER), "run_tf_privacy.py", folder))
+        finish(*start(environments.python_of(envs, PEER), "run_tf_privacy", folder))
         read = [pathlib.Path(folder, f"{side}.json").read_text() for side in ("tf_adadp", PEER)]
         return tuple(map(json.loads, read))
 

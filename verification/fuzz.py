@@ -1,6 +1,6 @@
 """Random trainings: each either trains soundly or is refused before anything is released.
 
-    python benchmarks/fuzz.py --models=500 --lots=10 --seed=0
+    python -m verification.fuzz --models=500 --lots=10 --seed=0
 
 A case is a random model, precision, data, lots, optimizer and arguments, a third of them with one
 mistake or extreme (`fuzzing/cases.py`); what must hold of it is stated, and checked, in
@@ -25,9 +25,10 @@ import sys
 import threading
 import time
 
-from fuzzing.cases import draw_case
+from verification.fuzzing.cases import draw_case
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "fuzz.json"
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "verification" / "results" / "fuzz.json"
 _MARK = "fuzz result: "
 _PER_PROCESS = 12
 
@@ -40,7 +41,7 @@ def digest(case):
 def work(lots):
     """Runs the cases that come in on standard input, one per line."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from fuzzing import check
+    from verification.fuzzing import check
 
     for line in sys.stdin:
         print(_MARK + json.dumps(check.run(json.loads(line), lots)), flush=True)
@@ -51,7 +52,8 @@ class _Worker:
 
     def __init__(self, lots):
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--work", f"--lots={lots}"],
+            [sys.executable, "-m", "verification.fuzz", "--work", f"--lots={lots}"],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -198,7 +200,7 @@ def _stored(path, lots):
 def _write(path, lots, seed, rows, cases):
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    command = f"python benchmarks/fuzz.py --models={len(cases)} --lots={lots} --seed={seed}"
+    command = f"python -m verification.fuzz --models={len(cases)} --lots={lots} --seed={seed}"
     partial = path.with_suffix(".partial")
     partial.write_text(
         f'{{\n"command": {json.dumps(command)},\n"lots": {lots},\n"seed": {seed},\n'

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-import secure_noise
 import tensorflow as tf
+
+from benchmarks import secure_noise
 
 
 def test_every_way_adds_noise_of_one_size():

@@ -1,7 +1,7 @@
 """Attacks on every mechanism: measured lower bounds on ε beside what is claimed.
 
-    python benchmarks/audits.py                                # all, about an hour on one core
-    python benchmarks/audits.py --mechanism=DPSGD --draws=1000000
+    python -m verification.audits                                # all, about an hour on one core
+    python -m verification.audits --mechanism=DPSGD --draws=1000000
 
 Each mechanism is set up to cost ε = 1 and ε = 4 at δ = 1e-5 in one to three steps that see the
 whole data set (q = 1; one case samples), and is run many times on two data sets that differ in one
@@ -40,7 +40,6 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import common
 import dp_accounting
 import keras
 import numpy as np
@@ -48,6 +47,7 @@ import tensorflow as tf
 from absl import app, flags
 
 import tf_adadp as dp
+from benchmarks import common
 from tf_adadp import accounting, audit, gradients
 
 DELTA, CONFIDENCE = 1e-5, 0.999
@@ -447,6 +447,6 @@ if __name__ == "__main__":
         "mechanism", None, [*MECHANISMS], "Which, may be repeated; all by default."
     )
     flags.DEFINE_integer("draws", 300_000, "Runs on each of the two data sets.", lower_bound=4)
-    flags.DEFINE_string("out", str(common.RESULTS_DIR / "audits.json"), "Where the rows go.")
+    flags.DEFINE_string("out", str(common.results_of(__file__)), "Where the rows go.")
     flags.DEFINE_boolean("force", False, "Forget earlier rows.")
     app.run(main)

@@ -1,6 +1,6 @@
 """Kills workers of a training on several hosts, starts all again, and checks the ledger each time.
 
-    python benchmarks/worker_deaths.py --deaths=20
+    python -m verification.worker_deaths --deaths=20
 
 Three processes on this machine train one small model under MultiWorkerMirroredStrategy, over the
 loopback device. At a random moment of training one of them, the chief or another, is killed with
@@ -26,8 +26,8 @@ import sys
 import tempfile
 import time
 
-import faults
-from kill_resume import stored
+from verification import faults
+from verification.kill_resume import stored
 
 WORKERS = 3
 ROWS, LOT, SIGMA, DELTA, INTERVAL = 600, 30, 2.0, 1e-4, 10
@@ -99,12 +99,13 @@ def read_notes(folder, life, number):
 def start(folder, life):
     """All workers, as processes with a cluster of their own."""
     commands = [
-        [sys.executable, __file__, f"--life={life}", f"--worker={number}", f"--folder={folder}"]
+        [sys.executable, "-m", "verification.worker_deaths"]
+        + [f"--life={life}", f"--worker={number}", f"--folder={folder}"]
         for number in range(WORKERS)
     ]
     with contextlib.ExitStack() as stack:  # the processes keep the files open
         logs = [stack.enter_context(open(folder / f"log{life}.{n}", "wb")) for n in range(WORKERS)]
-        return faults.start_cluster(commands, logs)
+        return faults.start_cluster(commands, logs, cwd=faults.ROOT)
 
 
 def kill_once(folder, life, victim, rng):

@@ -1,6 +1,6 @@
 """Kills trainings with SIGKILL at random moments, resumes them, and checks their ledger each time.
 
-    python benchmarks/kill_resume.py --kills=50
+    python -m verification.kill_resume --kills=50
 
 Every life of a run is a process of its own that trains a small model with `PrivacyCallback(
 ledger_path=…, ledger_interval=K)`, that goes on from the last weights saved (every fifth epoch,
@@ -23,10 +23,10 @@ import statistics
 import tempfile
 import time
 
-import faults
 import numpy as np
 
 from tf_adadp import accounting
+from verification import faults
 
 ROWS, LOT, SIGMA, DELTA = 600, 30, 2.0, 1e-4
 SETTINGS = [(1, 1), (3, 1), (10, 2), (100, 1), (2, 4)]  # ledger_interval, steps_per_execution

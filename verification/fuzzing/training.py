@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from fuzzing import build
+from verification.fuzzing import build
 
 _FROM_ARRAYS = (
     "batch_size", "x_", "labels", "weights", "class_weight", "dataset", "generator",

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from fuzzing import build
-from fuzzing.training import Training
+from verification.fuzzing import build
+from verification.fuzzing.training import Training
 
 TOLERANCE = 1e-5  # of the sensitivity, relative
 _CLEAR = (ValueError, TypeError, RuntimeError)

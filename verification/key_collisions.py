@@ -1,6 +1,6 @@
 """Kills trainings with SIGKILL and resumes them, and looks for a seed that was ever used twice.
 
-    python benchmarks/key_collisions.py --kills=50
+    python -m verification.key_collisions --kills=50
 
 Every life of a run is a process of its own. It notes a hash of every seed before noise, selections
 or dropout are drawn with it, and of every lot's key and step (through a hook that only this script
@@ -24,8 +24,9 @@ import random
 import tempfile
 import time
 
-import faults
 import numpy as np
+
+from verification import faults
 
 ROWS, LOT = 300, 30
 METHODS = ("adadp", "dpopt", "sadpsgd", "agd")
