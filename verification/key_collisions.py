@@ -39,6 +39,7 @@ def watch(path):
     import tensorflow as tf
 
     from tf_adadp import noise
+    from tf_adadp.noise import draws
     from tf_adadp.sampling.keys import LotKey
 
     # Unbuffered and appended: what was drawn is noted, whenever the process dies.
@@ -61,7 +62,9 @@ def watch(path):
         note(b"l", f"{self._key} {step}".encode())
         return made
 
-    noise.stream, LotKey.generator = watched_stream, watched_generator
+    # `gaussian` calls the function of its own module.
+    noise.stream = draws.stream = watched_stream
+    LotKey.generator = watched_generator
 
 
 def optimizer(method, energy_data):

@@ -72,7 +72,7 @@ def test_a_peer_that_fails_says_what_it_said(tmp_path):
 
 
 def test_a_missing_environment_is_named_with_the_command_that_makes_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"environments.py --dir=\S+ tf_privacy"):
+    with pytest.raises(FileNotFoundError, match=r"peers.environments --dir=\S+ tf_privacy"):
         peer_times.peer_contenders(WORKLOADS["mlp"], tmp_path)
 
 
