@@ -125,6 +125,7 @@ def privacy_arguments(model):
     privacy = [c for c in model.fit_callbacks if getattr(c, "reports_privacy", False)]
     budgets = [(str(c.target_delta), str(c.max_epsilon), c.accountant) for c in privacy]
     return {
+        "sampling law, hashed": _hashed(model.step_law.to_config()),
         "optimizer's arguments, hashed": _hashed([type(model.optimizer).__name__, shown]),
         "released_metrics, hashed": _hashed(model._released_metrics),
         "budgets of PrivacyCallbacks, hashed": _hashed(budgets),

@@ -167,7 +167,7 @@ class SamplingLaw(abc.ABC):
         """
         del selection_epsilon
         raise ValueError(
-            f"what a selection costs under this sampling is not known: {self.describe()}"
+            f"the cost of a selection under this sampling is not known: {self.describe()}"
         )
 
     def charges(
