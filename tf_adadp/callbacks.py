@@ -1,7 +1,6 @@
 """PrivacyCallback: ε in every log, a ledger file written ahead, a stop before the budget ends."""
 
 import io
-import numbers
 import pathlib
 
 import keras
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.files.ledger_file import LedgerFile
 from tf_adadp.distribution.workers import worker_number
+from tf_adadp.utils.checks import check_bool, check_integer
 from tf_adadp.utils.keras_compat import print_msg
 
 
@@ -85,15 +85,9 @@ class PrivacyCallback(keras.callbacks.Callback):
             PrivacyLedger(dataset).epsilon(delta, accountant)  # checks all three
         if max_epsilon is not None and not max_epsilon > 0:
             raise ValueError(f"max_epsilon={max_epsilon!r}: give a number above 0, or None.")
-        whole = isinstance(ledger_interval, numbers.Integral) and not isinstance(
-            ledger_interval, bool
-        )
-        if not whole or ledger_interval < 1:
-            raise ValueError(
-                f"ledger_interval={ledger_interval!r}: give a whole number of steps, at least 1."
-            )
-        if not isinstance(same_data, bool):
-            raise ValueError(f"same_data={same_data!r}: give True or False.")
+        wanted = "a whole number of steps, at least 1"
+        check_integer("ledger_interval", ledger_interval, wanted, at_least=1)
+        check_bool("same_data", same_data)
         self.target_delta = target_delta
         self.max_epsilon = max_epsilon
         self.accountant = accountant

@@ -30,7 +30,7 @@ from tf_adadp.sampling import Lots, make_lot
 from tf_adadp.sampling.lot_sizes import ContradictedLaw
 from tf_adadp.training import arguments as fit_arguments
 from tf_adadp.training.session import Run
-from tf_adadp.utils.checks import check_integer
+from tf_adadp.utils.checks import check_choice, check_instance, check_integer
 from tf_adadp.utils.keras_compat import compute_output_spec, functional_inputs
 
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
@@ -93,23 +93,13 @@ class DPModel(keras.Model):
     def __init__(
         self, model, physical_batch_size=None, gradient_engine="auto", ledger=None, **kwargs
     ):
-        if not isinstance(model, keras.Model):
-            raise TypeError(f"model={model!r}: give a keras.Model.")
+        check_instance("model", model, keras.Model, "a keras.Model")
         if isinstance(model, DPModel):
             raise TypeError("model is a DPModel already: wrap the plain one, `model.model`.")
-        if physical_batch_size is not None and (
-            isinstance(physical_batch_size, bool)
-            or not isinstance(physical_batch_size, (int, np.integer))
-            or physical_batch_size < 1
-        ):
-            raise ValueError(
-                f"physical_batch_size={physical_batch_size!r}: give an integer of at least 1, or "
-                "None to have it chosen."
-            )
-        if gradient_engine not in ("auto", "ghost", "vectorized"):
-            raise ValueError(
-                f'gradient_engine={gradient_engine!r}: give "auto", "ghost" or "vectorized".'
-            )
+        if physical_batch_size is not None:
+            wanted = "an integer of at least 1, or None to have it chosen"
+            check_integer("physical_batch_size", physical_batch_size, wanted, at_least=1)
+        check_choice("gradient_engine", gradient_engine, ("auto", "ghost", "vectorized"))
         validation.check_layers(model)
         validation.check_overrides(model)
         super().__init__(**kwargs)
@@ -179,17 +169,18 @@ class DPModel(keras.Model):
                 released metrics.
         """
         fit_arguments.check_optimizer(optimizer)
-        if not (released_metrics is None or isinstance(released_metrics, ReleasedMetrics)):
-            raise ValueError(
-                f"released_metrics={released_metrics!r}: give a tf_adadp.ReleasedMetrics, or None."
-            )
+        check_instance(
+            "released_metrics",
+            released_metrics,
+            ReleasedMetrics | None,
+            "a tf_adadp.ReleasedMetrics, or None",
+            wrong_type=ValueError,
+        )
         if log_raw_metrics not in (True, False, None):
             raise ValueError(f"log_raw_metrics={log_raw_metrics!r}: give True, False or None.")
         if jit_compile not in (True, False, "auto", None):
             raise ValueError(f'jit_compile={jit_compile!r}: give True, False or "auto".')
-        check_integer(
-            "steps_per_execution", steps_per_execution, "an integer of at least 1", at_least=1
-        )
+        check_integer("steps_per_execution", steps_per_execution, at_least=1)
         if jit_compile is True and run_eagerly:
             raise ValueError(
                 "jit_compile=True with run_eagerly=True: XLA cannot compile what runs eagerly. "

@@ -69,7 +69,7 @@ def test_keys_tell_events_apart_and_join_equal_ones():
     ids=str,
 )
 def test_refuses_to_encode(event):
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError, match="=.*: give "):
         encode_event(event)
 
 
@@ -77,7 +77,7 @@ def test_refuses_foreign_classes_with_a_known_name():
     class GaussianDpEvent(dp_accounting.DpEvent):
         noise_multiplier = 1.0
 
-    with pytest.raises(ValueError, match="must be a dp_accounting event"):
+    with pytest.raises(ValueError, match="event=.*: give a dp_accounting event"):
         encode_event(GaussianDpEvent())
 
 

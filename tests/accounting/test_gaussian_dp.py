@@ -54,7 +54,7 @@ def test_no_ledger_accepts_it(name):
         lambda: accounting.calibrate_sampling_probability(1.0, 1e-5, 1.0, 1, name),
         lambda: accounting.split_budget(1.0, 1e-5, 0.1, 1, share=0.5, accountant=name),
     ):
-        with pytest.raises(ValueError, match="unknown accountant"):
+        with pytest.raises(ValueError, match="accountant=.*: give one of"):
             call()
     assert not any("clt" in known or "gdp" in known for known in accounting.ACCOUNTANTS)
 
@@ -73,9 +73,9 @@ def test_edges():
     assert clt_epsilon(1e-3, 0.1, 1, 1e-5) == math.inf  # e^{10^6}
     assert clt_epsilon(0.2, 0.1, 10_000, 1e-5) > 1e10
     assert clt_epsilon(1e6, 0.1, 10, 1e-5) < 1e-3
-    with pytest.raises(ValueError, match="delta must be"):
+    with pytest.raises(ValueError, match="delta=.*: give"):
         clt_epsilon(1.0, 0.1, 1, 0)
-    with pytest.raises(ValueError, match="steps must be"):
+    with pytest.raises(ValueError, match="steps=.*: give"):
         clt_mu(1.0, 0.1, -1)
 
 

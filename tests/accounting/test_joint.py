@@ -57,9 +57,9 @@ def test_a_replaced_record_moves_clipped_vectors_twice_as_far_and_a_box_by_its_d
 def test_errors():
     with pytest.raises(ValueError, match="at least one"):
         joint_noise_multiplier()
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+    with pytest.raises(ValueError, match="noise_multiplier=.*: give a finite number"):
         joint_noise_multiplier(1.0, float("nan"))
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+    with pytest.raises(ValueError, match="noise_multiplier=.*: give a finite number"):
         PoissonSampling(600, 60).event_with_metrics(1.0, -1.0)
     unknown = accounting.UnknownSampling("not said")
     assert unknown.event_with_metrics(1.0, 1.0) == dp_accounting.UnsupportedDpEvent()

@@ -150,9 +150,9 @@ def test_equal_releases_in_a_row_share_an_entry():
 @pytest.mark.parametrize("count", [0, -1, 1.0, True, "1", None, math.nan])
 def test_refuses_bad_counts(count):
     ledger = PrivacyLedger()
-    with pytest.raises(ValueError, match="count must be a whole number ≥ 1"):
+    with pytest.raises(ValueError, match="count=.*: give an integer ≥ 1"):
         ledger.add(EVENT, count, law=LAW)
-    with pytest.raises(ValueError, match="count must be a whole number ≥ 1"):
+    with pytest.raises(ValueError, match="count=.*: give an integer ≥ 1"):
         ledger.preview(EVENT, count, DELTA, law=LAW)
     assert ledger.steps == 0
 
@@ -161,8 +161,8 @@ def test_refuses_bad_counts(count):
     ("arguments", "message"),
     [
         (dict(event=Gaussian(math.nan)), "GaussianDpEvent.noise_multiplier"),
-        (dict(event="event"), "must be a dp_accounting event"),
-        (dict(event=EVENT, law="poisson"), "law must be a sampling law"),
+        (dict(event="event"), "event=.*: give a dp_accounting event"),
+        (dict(event=EVENT, law="poisson"), "law=.*: give a sampling law"),
         (dict(event=EVENT, law=PoissonSampling(60000, 601)), "does not sample by the law given"),
         (dict(event=EVENT, law=FixedSizeSampling(60000, 600)), "does not sample by the law given"),
         (
@@ -170,9 +170,9 @@ def test_refuses_bad_counts(count):
             "does not sample by the law given",
         ),
         (dict(event=EVENT, law=LAW, neighboring_relation=Relation.REPLACE_ONE), "contradicts"),
-        (dict(event=EVENT, neighboring_relation="REPLACE_ONE"), "neighboring_relation must be"),
-        (dict(event=EVENT, origin=3), "origin must be"),
-        (dict(event=EVENT, reproducible_noise=None), "reproducible_noise must be"),
+        (dict(event=EVENT, neighboring_relation="REPLACE_ONE"), "neighboring_relation=.*: give"),
+        (dict(event=EVENT, origin=3), "origin=.*: give"),
+        (dict(event=EVENT, reproducible_noise=None), "reproducible_noise=.*: give"),
     ],
 )
 def test_refuses_bad_releases(arguments, message):
@@ -218,7 +218,7 @@ def test_lost_history_fails_closed():
     with pytest.raises(ValueError, match="the checkpoint had no ledger"):
         fresh.epsilon(DELTA)
     assert "NOT AVAILABLE" in ledger.statement(DELTA)
-    with pytest.raises(ValueError, match="reason must be"):
+    with pytest.raises(ValueError, match="reason=.*: give"):
         ledger.mark_unknown("")
 
 
@@ -261,7 +261,7 @@ def test_refuses_bad_deltas(delta):
         lambda: ledger.remaining(EVENT, 1.0, delta, law=LAW),
         lambda: ledger.statement(delta),
     ):
-        with pytest.raises(ValueError, match="delta must be strictly between 0 and 1"):
+        with pytest.raises(ValueError, match=r"delta=.*: give a number in \(0, 1\)"):
             ask()
 
 
@@ -273,7 +273,7 @@ def test_refuses_unknown_accountants():
         lambda: filled(1).remaining(EVENT, 1.0, DELTA, "moments", law=LAW),
         lambda: filled(1).statement(DELTA, "moments"),
     ):
-        with pytest.raises(ValueError, match="unknown accountant 'moments'"):
+        with pytest.raises(ValueError, match="accountant='moments': give one of"):
             ask()
 
 
@@ -381,7 +381,7 @@ def test_merging_refuses_altered_entries_and_changes_nothing():
     with pytest.raises(ValueError, match="stands for different releases"):
         ledger.merge(other)
     assert ledger.steps == 10
-    with pytest.raises(ValueError, match="other must be a PrivacyLedger"):
+    with pytest.raises(ValueError, match="other=.*: give a PrivacyLedger"):
         ledger.merge("ledger.json")
 
 
@@ -435,7 +435,7 @@ def test_ledgers_of_other_names_do_not_merge():
     assert {entry.dataset for entry in restored.entries} == {"census", "survey", None}
     assert "'census', 'survey'; 60000 records" in " ".join(census.statement(DELTA).split())
     for bad in ("", 7):
-        with pytest.raises(ValueError, match="dataset must be a name"):
+        with pytest.raises(ValueError, match="dataset=.*: give a name"):
             PrivacyLedger(dataset=bad)
 
 
@@ -526,7 +526,7 @@ def test_a_budget_speaks_for_nothing_before_it_or_beside_it():
     assert [budget.outside for budget in ledger.budgets] == [1, 1]
     with pytest.raises(ValueError, match="no order has a budget"):
         budgeted(1e-3)
-    with pytest.raises(ValueError, match="target_epsilon must be"):
+    with pytest.raises(ValueError, match="target_epsilon=.*: give"):
         budgeted(-1.0)
 
 
@@ -557,9 +557,9 @@ def test_what_the_ledger_knows_to_be_an_odometer_reading():
     adaptive = filled(1, origin="AGD", adaptive=True)
     assert adaptive.odometer_reasons == ("AGD chose its noise by earlier outcomes",)
     for bad in ("", None):
-        with pytest.raises(ValueError, match="reason must be"):
+        with pytest.raises(ValueError, match="reason=.*: give"):
             ledger.mark_odometer(bad)
-        with pytest.raises(ValueError, match="plan must be"):
+        with pytest.raises(ValueError, match="plan=.*: give"):
             ledger.declare_plan(bad)
 
 
@@ -675,7 +675,7 @@ def test_a_file_with_a_right_checksum_is_still_checked():
         {**good, "neighboring_relation": ["REPLACE_ONE"]},
         "entry",
     ):
-        with pytest.raises(ValueError, match="must|wrong|unknown"):
+        with pytest.raises(ValueError, match="give|wrong|unknown"):
             PrivacyLedger.from_json(format_document({**EMPTY, "entries": [bad]}))
     with pytest.raises(ValueError, match="occurs twice"):
         PrivacyLedger.from_json(format_document({**EMPTY, "entries": [good, good]}))
@@ -766,7 +766,7 @@ def test_calibration_refuses():
         ledger.calibrate_noise_multiplier(1.0, DELTA, LAW, 10)
     with pytest.raises(ValueError, match="different neighbouring relations"):
         ledger.calibrate_noise_multiplier(9.0, DELTA, FixedSizeSampling(60000, 600), 10)
-    with pytest.raises(ValueError, match="law must be a sampling law"):
+    with pytest.raises(ValueError, match="law=.*: give a sampling law"):
         ledger.calibrate_noise_multiplier(9.0, DELTA, 0.01, 10)
     with pytest.raises(ValueError, match="nobody knows how the batches were"):
         ledger.calibrate_noise_multiplier(9.0, DELTA, UnknownSampling("a test"), 10)

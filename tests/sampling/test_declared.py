@@ -115,7 +115,7 @@ def test_rows_that_do_not_agree_are_refused():
 
 @pytest.mark.parametrize("law", [None, "poisson", 0.1, PoissonSampling, UnknownSampling("?")])
 def test_the_law_must_be_stated(law):
-    with pytest.raises(TypeError, match="law must be a PoissonSampling or a FixedSizeSampling"):
+    with pytest.raises(TypeError, match="law=.*: give a PoissonSampling or a FixedSizeSampling"):
         DeclaredLots(numbers(3), law)
 
 
@@ -150,7 +150,7 @@ def test_an_empty_dataset_is_refused():
 
 @pytest.mark.parametrize(("steps", "error"), [(0, ValueError), (2.5, TypeError)])
 def test_bad_steps_per_epoch_are_refused(steps, error):
-    with pytest.raises(error, match=f"steps_per_epoch must be .*, got {steps}"):
+    with pytest.raises(error, match=f"steps_per_epoch={steps}: give an integer ≥ 1"):
         DeclaredLots(numbers(3), LAW, steps_per_epoch=steps)
 
 
@@ -252,7 +252,7 @@ def test_iterations_end_with_an_error():
 
 @pytest.mark.parametrize("resamples", [1, None, "yes"])
 def test_resamples_is_a_bool(resamples):
-    with pytest.raises(TypeError, match="resamples must be True or False"):
+    with pytest.raises(TypeError, match="resamples=.*: give True or False"):
         DeclaredLots(numbers(3), LAW, resamples=resamples)
 
 

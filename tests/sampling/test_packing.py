@@ -33,5 +33,5 @@ def test_make_lot_of_nothing_is_an_empty_lot():
 
 @pytest.mark.parametrize(("size", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_make_lot_refuses_a_bad_physical_batch_size(size, error):
-    with pytest.raises(error, match=f"physical_batch_size must be .*, got {size}"):
+    with pytest.raises(error, match=f"physical_batch_size={size}: give an integer ≥ 1"):
         make_lot(np.ones(3), physical_batch_size=size)

@@ -22,6 +22,7 @@ from tf_adadp.accounting.bounds.log_space import LEAST_NOISE_MULTIPLIER
 from tf_adadp.accounting.bounds.theorem1 import Theorem1Accountant
 from tf_adadp.accounting.bounds.wang import WangTheorem9Accountant, WangTheorem27Accountant
 from tf_adadp.accounting.events import event_from_key, event_key, is_non_private, walk
+from tf_adadp.utils.checks import check_choice
 
 ACCOUNTANTS = ("rdp", "pld", "theorem1", "wang_theorem9", "wang_theorem27")
 _Relation = dp_accounting.NeighboringRelation
@@ -43,10 +44,7 @@ _MAX_PLD_EPSILON = 2000.0
 
 def check_accountant(name: str) -> str:
     """Returns `name` if it is a known accountant, else raises a ValueError that lists them."""
-    if name not in ACCOUNTANTS:
-        known = ", ".join(map(repr, ACCOUNTANTS))
-        raise ValueError(f"unknown accountant {name!r}; choose one of {known}.")
-    return name
+    return check_choice("accountant", name, ACCOUNTANTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Composition:
         orders, bound = self._rdp("rdp")
         chosen = orders == order
         if not chosen.any():
-            raise ValueError(f"order must be one that the accountant knows, got {order!r}.")
+            raise ValueError(f"order={order!r}: give one of RdpAccountant's orders.")
         return float(_RENYI["rdp"][1](orders[chosen], bound[chosen], delta))
 
     def delta(self, epsilon: float, accountant: str) -> float:

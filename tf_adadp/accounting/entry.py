@@ -6,11 +6,17 @@ from typing import Any
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.events import decode_event, encode_event, event_key, sampling_parts
 from tf_adadp.accounting.laws.base import ONE_RECORD, SamplingLaw
+from tf_adadp.utils.checks import check_bool, check_instance, check_integer, check_text
 
 _Relation = dp_accounting.NeighboringRelation
+
+
+def check_dataset_name(value: str | None) -> str | None:
+    """Returns the name that a user gave to a data set, or None; ValueError for anything else."""
+    wanted = "a name, such as 'census-2025', or None. It is public: nothing computed from records"
+    return value if value is None else check_text("dataset", value, wanted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +49,17 @@ class LedgerEntry:
     key: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        if not isinstance(self.id, str) or not self.id:
-            raise ValueError(f"id must be a non-empty string, got {self.id!r}.")
-        if not (self.law is None or isinstance(self.law, SamplingLaw)):
-            raise ValueError(f"law must be a sampling law or None, got {self.law!r}.")
-        if not (self.origin is None or isinstance(self.origin, str)):
-            raise ValueError(f"origin must be a string or None, got {self.origin!r}.")
+        check_text("id", self.id)
+        for name, kinds, wanted in (
+            ("law", SamplingLaw | None, "a sampling law or None"),
+            ("origin", str | None, "a string or None"),
+            ("neighboring_relation", _Relation | None, "a dp_accounting.NeighboringRelation"),
+        ):
+            check_instance(name, getattr(self, name), kinds, wanted, wrong_type=ValueError)
         for name in ("reproducible_noise", "adaptive"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
-        _checks.dataset(self.dataset)
-        object.__setattr__(self, "count", _checks.count(self.count))
+            check_bool(name, getattr(self, name))
+        check_dataset_name(self.dataset)
+        object.__setattr__(self, "count", check_integer("count", self.count, at_least=1))
         object.__setattr__(self, "neighboring_relation", self._resolved_relation())
         # Refuses unknown events and numbers out of range.
         object.__setattr__(self, "key", event_key(self.event))
@@ -61,10 +67,6 @@ class LedgerEntry:
 
     def _resolved_relation(self) -> dp_accounting.NeighboringRelation | None:
         stated = self.neighboring_relation
-        if not (stated is None or isinstance(stated, _Relation)):
-            raise ValueError(
-                f"neighboring_relation must be a dp_accounting.NeighboringRelation, got {stated!r}."
-            )
         if self.law is None:
             return stated or _Relation.ADD_OR_REMOVE_ONE
         if stated not in (None, self.law.neighboring_relation):
@@ -127,8 +129,7 @@ class LedgerEntry:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "LedgerEntry":
         """Builds the entry that `to_config` wrote; ValueError for anything else."""
-        if not isinstance(config, Mapping):
-            raise ValueError(f"an entry must be a mapping, got {config!r}.")
+        check_instance("entry", config, Mapping, "a mapping", wrong_type=ValueError)
         fields = dict(config)
         law, relation = fields.get("law"), fields.get("neighboring_relation")
         if relation is not None and relation not in list(_Relation.__members__):

@@ -12,19 +12,19 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
-from tf_adadp.accounting import _checks
+from tf_adadp.utils.checks import check_instance, check_integer, check_number
 
 
-def _number(name: str, value) -> float:
-    return _checks.real(name, value, "a finite number ≥ 0", lambda x: x >= 0)
+def _number(name: str, value: Any) -> float:
+    return check_number(name, value, at_least=0)
 
 
-def _probability(name: str, value) -> float:
-    return _checks.real(name, value, "in [0, 1]", lambda x: 0 <= x <= 1)
+def _probability(name: str, value: Any) -> float:
+    return check_number(name, value, at_least=0, at_most=1)
 
 
-def _positive(name: str, value) -> int:
-    return _checks.count(value, name)
+def _positive(name: str, value: Any) -> int:
+    return check_integer(name, value, at_least=1)
 
 
 _SCALAR_FIELDS: dict[str, dict[str, Callable[[str, Any], float | int]]] = {
@@ -70,12 +70,12 @@ def encode_event(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """
     name = type(event).__name__
     if name not in _SCALAR_FIELDS or type(event) is not getattr(dp_event, name, None):
-        raise ValueError(f"event must be a dp_accounting event of class {_KNOWN}; got {event!r}.")
+        raise ValueError(f"event={event!r}: give a dp_accounting event of class {_KNOWN}.")
     encoded: dict[str, Any] = {"type": name}
     for field, check in _SCALAR_FIELDS[name].items():
         encoded[field] = check(f"{name}.{field}", getattr(event, field))
     if encoded.get("sample_size", 1) > encoded.get("source_dataset_size", 1):
-        raise ValueError(f"{name}.sample_size must not exceed source_dataset_size, got {event!r}.")
+        raise ValueError(f"event={event!r}: give a sample_size of at most source_dataset_size.")
     if name in _ONE_INNER_EVENT:
         encoded["event"] = encode_event(event.event)
     elif name == "ComposedDpEvent":
@@ -90,8 +90,7 @@ def decode_event(config: Mapping[str, Any]) -> dp_accounting.DpEvent:
       ValueError: unknown class (or one this version of dp_accounting lacks), missing, surplus or
         out-of-range fields.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"an encoded event must be a mapping, got {config!r}.")
+    check_instance("event", config, Mapping, "a mapping", wrong_type=ValueError)
     fields = dict(config)
     name = fields.pop("type", None)
     if not isinstance(name, str) or name not in _SCALAR_FIELDS:
@@ -102,8 +101,9 @@ def decode_event(config: Mapping[str, Any]) -> dp_accounting.DpEvent:
     if name in _ONE_INNER_EVENT:
         fields["event"] = decode_event(fields.get("event"))
     elif name == "ComposedDpEvent":
-        if not isinstance(fields.get("events"), list):
-            raise ValueError(f"{name}.events must be a list, got {fields.get('events')!r}.")
+        check_instance(
+            f"{name}.events", fields.get("events"), list, "a list", wrong_type=ValueError
+        )
         fields["events"] = [decode_event(part) for part in fields["events"]]
     try:
         event = cls(**fields)

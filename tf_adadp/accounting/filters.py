@@ -8,9 +8,10 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from tf_adadp.accounting import _checks, _search
+from tf_adadp.accounting import _search
 from tf_adadp.accounting.accountants import Composition, _event_rdp
 from tf_adadp.accounting.events import event_key
+from tf_adadp.utils.checks import check_delta, check_instance, check_integer, check_target_epsilon
 
 # What sums of floats may lose against the exact sum, relative to the budget.
 _ROUNDING = 1e-9
@@ -48,10 +49,10 @@ class RenyiFilter:
     neighboring_relation: dp_accounting.NeighboringRelation
 
     def __post_init__(self):
-        _checks.target_epsilon(self.epsilon)
-        _checks.delta(self.delta)
+        object.__setattr__(self, "epsilon", check_target_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
         if self.order not in _rdp(dp_accounting.NoOpDpEvent(), self.neighboring_relation)[0]:
-            raise ValueError(f"order must be one that the accountant knows, got {self.order!r}.")
+            raise ValueError(f"order={self.order!r}: give one of RdpAccountant's orders.")
         if not self.budget > 0:
             raise ValueError(
                 f"epsilon={self.epsilon} leaves no Rényi budget at order {self.order} and "
@@ -156,7 +157,7 @@ class RenyiFilter:
         def planned(sigma: float) -> Composition:
             return Composition.of(charges_at(sigma), neighboring_relation)
 
-        epsilon, delta = _checks.target_epsilon(epsilon), _checks.delta(delta)
+        epsilon, delta = check_target_epsilon(epsilon), check_delta(delta)
         sigma = _search.smallest_noise_multiplier(
             lambda sigma: planned(sigma).epsilon(delta, "rdp"), epsilon
         )
@@ -176,7 +177,7 @@ class RenyiFilter:
     @classmethod
     def _at_every_order(cls, orders, epsilon, delta, relation):
         """Yields (place of the order, filter) for every order that has a budget."""
-        epsilon, delta = _checks.target_epsilon(epsilon), _checks.delta(delta)
+        epsilon, delta = check_target_epsilon(epsilon), check_delta(delta)
         for i, order in enumerate(orders):
             try:
                 yield i, cls(float(order), epsilon, delta, relation)
@@ -198,9 +199,8 @@ class LedgerBudget:
     outside: int
 
     def __post_init__(self):
-        if not isinstance(self.filter, RenyiFilter):
-            raise ValueError(f"filter must be a RenyiFilter, got {self.filter!r}.")
-        _checks.integer("outside", self.outside, "a whole number ≥ 0", lambda x: x >= 0)
+        check_instance("filter", self.filter, RenyiFilter, "a RenyiFilter", wrong_type=ValueError)
+        check_integer("outside", self.outside, at_least=0)
 
     def plus(self, outside: int) -> "LedgerBudget":
         """Returns this budget with more releases outside of it."""

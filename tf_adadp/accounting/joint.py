@@ -2,7 +2,7 @@
 
 import math
 
-from tf_adadp.accounting import _checks
+from tf_adadp.utils.checks import check_noise_multiplier
 
 
 def joint_noise_multiplier(*noise_multipliers: float) -> float:
@@ -23,7 +23,7 @@ def joint_noise_multiplier(*noise_multipliers: float) -> float:
     """
     if not noise_multipliers:
         raise ValueError("noise_multipliers must hold at least one number.")
-    multipliers = [_checks.noise_multiplier(value) for value in noise_multipliers]
+    multipliers = [check_noise_multiplier(value) for value in noise_multipliers]
     if 0 in multipliers:
         return 0.0
     return 1.0 / math.hypot(*(1.0 / value for value in multipliers))

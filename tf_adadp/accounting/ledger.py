@@ -10,10 +10,9 @@ from collections.abc import Iterable
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, check_accountant, is_non_private_key
 from tf_adadp.accounting.bounds.comparison import Comparison, compare_releases
-from tf_adadp.accounting.entry import LedgerEntry
+from tf_adadp.accounting.entry import LedgerEntry, check_dataset_name
 from tf_adadp.accounting.files.storage import (
     format_document,
     lock_if_possible,
@@ -25,6 +24,14 @@ from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.accounting.planning import largest_count, least_noise_multiplier
 from tf_adadp.accounting.statement import privacy_statement
 from tf_adadp.utils import process as _process
+from tf_adadp.utils.checks import (
+    check_delta,
+    check_epsilon,
+    check_instance,
+    check_integer,
+    check_target_epsilon,
+    check_text,
+)
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -187,7 +194,7 @@ class PrivacyLedger:
         Raises:
           ValueError: plan is not a non-empty string.
         """
-        self._plan = _checks.non_empty_text("plan", plan)
+        self._plan = check_text("plan", plan)
 
     def mark_unknown(self, reason: str) -> None:
         """Records that history was lost: from now on no ε or δ is reported. There is no undo.
@@ -208,7 +215,7 @@ class PrivacyLedger:
         self._add_reason(self._not_covered, reason)
 
     def _add_reason(self, reasons: list[str], reason: str) -> None:
-        _checks.non_empty_text("reason", reason)
+        check_text("reason", reason)
         with self._lock:
             if reason not in reasons:
                 reasons.append(reason)
@@ -229,8 +236,7 @@ class PrivacyLedger:
           ValueError: the ledgers are about different data sets; or the same id stands for
             different releases. Nothing is changed then.
         """
-        if not isinstance(other, PrivacyLedger):
-            raise ValueError(f"other must be a PrivacyLedger, got {other!r}.")
+        check_instance("other", other, PrivacyLedger, "a PrivacyLedger", wrong_type=ValueError)
         if not same_data:
             self.check_data(*other._data(), whose="the other ledger")
         theirs = {entry.id: entry for entry in other.entries}
@@ -347,7 +353,7 @@ class PrivacyLedger:
 
     @dataset.setter
     def dataset(self, name: str | None) -> None:
-        self._dataset = _checks.dataset(name)
+        self._dataset = check_dataset_name(name)
 
     @property
     def budgets(self) -> tuple[LedgerBudget, ...]:
@@ -402,13 +408,13 @@ class PrivacyLedger:
           PrivacyWarning: δ ≥ 1/N for a law's number N of records or users; a law was declared by
             the user.
         """
-        delta = _checks.delta(delta)
+        delta = check_delta(delta)
         check_accountant(accountant)
         return self._analyse(self.entries, delta).epsilon(delta, accountant)
 
     def delta(self, epsilon: float, accountant: str = "rdp") -> float:
         """Returns δ at a finite ε ≥ 0; 1 if a release is non-private. Raises as `epsilon`."""
-        epsilon = _checks.epsilon(epsilon)
+        epsilon = check_epsilon(epsilon)
         check_accountant(accountant)
         return self._analyse(self.entries).delta(epsilon, accountant)
 
@@ -443,7 +449,7 @@ class PrivacyLedger:
         Raises:
           ValueError: as `add` and `epsilon`.
         """
-        delta = _checks.delta(delta)
+        delta = check_delta(delta)
         check_accountant(accountant)
         probe = _probe(extra_event, count, law, neighboring_relation)
         return self._analyse((*self.entries, probe), delta).epsilon(delta, accountant)
@@ -470,8 +476,8 @@ class PrivacyLedger:
         Raises:
           ValueError: as `add` and `epsilon`.
         """
-        target_epsilon = _checks.target_epsilon(target_epsilon)
-        delta = _checks.delta(delta)
+        target_epsilon = check_target_epsilon(target_epsilon)
+        delta = check_delta(delta)
         check_accountant(accountant)
         probe = _probe(event, 1, law, neighboring_relation)
         spent, one = self._spent_and(probe, delta), self._composition((probe,))
@@ -500,11 +506,10 @@ class PrivacyLedger:
         Raises:
           ValueError: as `add` and `epsilon`; the budget is already spent; no noise is enough.
         """
-        target_epsilon = _checks.target_epsilon(target_epsilon)
-        delta = _checks.delta(delta)
-        steps = _checks.count(steps, "steps")
-        if not isinstance(law, SamplingLaw):
-            raise ValueError(f"law must be a sampling law, got {law!r}.")
+        target_epsilon = check_target_epsilon(target_epsilon)
+        delta = check_delta(delta)
+        steps = check_integer("steps", steps, at_least=1)
+        check_instance("law", law, SamplingLaw, "a sampling law", wrong_type=ValueError)
         spent = self._spent_and(_probe(law.event(1.0), steps, law, None), delta)
         return least_noise_multiplier(spent, law.event, steps, target_epsilon, delta, accountant)
 
@@ -513,7 +518,7 @@ class PrivacyLedger:
 
         Raises and warns as `epsilon`.
         """
-        delta = _checks.delta(delta)
+        delta = check_delta(delta)
         entries = self.entries
         composition = self._analyse(entries, delta)
         charges = [(entry.key, entry.count) for entry in entries]
@@ -558,7 +563,7 @@ class PrivacyLedger:
         Raises:
           ValueError: δ out of range or unknown accountant.
         """
-        delta = _checks.delta(delta)
+        delta = check_delta(delta)
         check_accountant(accountant)
         try:
             epsilon, refusal = self.epsilon(delta, accountant), None

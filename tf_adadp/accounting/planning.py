@@ -23,11 +23,20 @@ from collections.abc import Callable
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks, _search
+from tf_adadp.accounting import _search
 from tf_adadp.accounting.accountants import Composition, check_accountant, exceeds_pld_grid
 from tf_adadp.accounting.bounds.gaussian_dp import clt_sampling_probability
 from tf_adadp.accounting.events import event_key
 from tf_adadp.accounting.laws import poisson_event
+from tf_adadp.utils.checks import (
+    check_delta,
+    check_epsilon,
+    check_integer,
+    check_noise_multiplier,
+    check_number,
+    check_sampling_probability,
+    check_target_epsilon,
+)
 
 
 def epsilon(
@@ -42,7 +51,7 @@ def epsilon(
     Args, guarantee and errors: see the module docstring. `steps` = 0 costs 0.
     """
     releases = _releases(noise_multiplier, sampling_probability, steps)
-    return releases.epsilon(_checks.delta(delta), accountant)
+    return releases.epsilon(check_delta(delta), accountant)
 
 
 def delta(
@@ -57,7 +66,7 @@ def delta(
     Args, guarantee and errors: see the module docstring; epsilon is finite and ≥ 0.
     """
     releases = _releases(noise_multiplier, sampling_probability, steps)
-    return releases.delta(_checks.epsilon(epsilon), accountant)
+    return releases.delta(check_epsilon(epsilon), accountant)
 
 
 def calibrate_noise_multiplier(
@@ -82,11 +91,11 @@ def calibrate_noise_multiplier(
       ValueError: an argument is out of range, or no noise up to 2^30 reaches the target (the
         conversion of "theorem1" alone costs log(1/δ)/63).
     """
-    target_epsilon = _checks.target_epsilon(target_epsilon)
-    delta = _checks.delta(delta)
+    target_epsilon = check_target_epsilon(target_epsilon)
+    delta = check_delta(delta)
     check_accountant(accountant)
-    steps = _checks.count(steps, "steps")
-    q = _checks.positive_probability(sampling_probability)
+    steps = check_integer("steps", steps, at_least=1)
+    q = _positive_probability(sampling_probability)
     return least_noise_multiplier(
         Composition(()),
         lambda sigma: poisson_event(q, sigma),
@@ -118,11 +127,11 @@ def calibrate_sampling_probability(
     Raises:
       ValueError: an argument is out of range, or no q down to 2^-50 reaches the target.
     """
-    target_epsilon = _checks.target_epsilon(target_epsilon)
-    delta = _checks.delta(delta)
+    target_epsilon = check_target_epsilon(target_epsilon)
+    delta = check_delta(delta)
     check_accountant(accountant)
-    sigma = _checks.positive_noise_multiplier(noise_multiplier)
-    steps = _checks.count(steps, "steps")
+    sigma = check_number("noise_multiplier", noise_multiplier, above=0)
+    steps = check_integer("steps", steps, at_least=1)
 
     cost = _cost(lambda q: _releases(sigma, q, steps), delta, accountant)
     # A full lot is a plain Gaussian, which bounds that are loose below q = 1 know exactly. For
@@ -186,16 +195,15 @@ def split_budget(
             f"give exactly one of share (got {share!r}) and release_noise_multiplier "
             f"(got {release_noise_multiplier!r})."
         )
-    target_epsilon = _checks.target_epsilon(target_epsilon)
-    delta = _checks.delta(delta)
+    target_epsilon = check_target_epsilon(target_epsilon)
+    delta = check_delta(delta)
     if share is not None:
-        share = _checks.real("share", share, "strictly between 0 and 1", lambda x: 0 < x < 1)
+        share = check_number("share", share, above=0, below=1)
         release = calibrate_noise_multiplier(share * target_epsilon, delta, 1.0, 1, accountant)
     else:
-        release = _checks.real(
-            "release_noise_multiplier", release_noise_multiplier, "positive", lambda x: x > 0
-        )
-    q, steps = _checks.positive_probability(sampling_probability), _checks.count(steps, "steps")
+        release = check_number("release_noise_multiplier", release_noise_multiplier, above=0)
+    q = _positive_probability(sampling_probability)
+    steps = check_integer("steps", steps, at_least=1)
     training = least_noise_multiplier(
         _releases(release, 1.0, 1),
         lambda sigma: poisson_event(q, sigma),
@@ -281,8 +289,8 @@ def max_steps(
     Raises:
       ValueError: an argument is out of range.
     """
-    target_epsilon = _checks.target_epsilon(target_epsilon)
-    delta = _checks.delta(delta)
+    target_epsilon = check_target_epsilon(target_epsilon)
+    delta = check_delta(delta)
     one = _releases(noise_multiplier, sampling_probability, 1)
     return largest_count(Composition((), one.relation), one, target_epsilon, delta, accountant)
 
@@ -317,8 +325,13 @@ def largest_count(
     return search("pld", guess + guess // 8)
 
 
+def _positive_probability(value: float) -> float:
+    wanted = "a number in (0, 1]; at 0 nothing is released"
+    return check_number("sampling_probability", value, wanted, above=0, at_most=1)
+
+
 def _releases(noise_multiplier: float, sampling_probability: float, steps: int) -> Composition:
-    sigma = _checks.noise_multiplier(noise_multiplier)
-    q = _checks.sampling_probability(sampling_probability)
-    steps = _checks.steps(steps)
+    sigma = check_noise_multiplier(noise_multiplier)
+    q = check_sampling_probability(sampling_probability)
+    steps = check_integer("steps", steps, at_least=0)
     return Composition.of([(poisson_event(q, sigma), steps)])

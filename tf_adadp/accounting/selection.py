@@ -2,8 +2,8 @@
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws import SamplingLaw
+from tf_adadp.utils.checks import check_number
 
 
 def selection_event(law: SamplingLaw, selection_epsilon: float) -> dp_accounting.DpEvent:
@@ -24,5 +24,5 @@ def selection_event(law: SamplingLaw, selection_epsilon: float) -> dp_accounting
     Raises:
       ValueError: a law without a bound, or ε_s out of range.
     """
-    epsilon = _checks.real("selection_epsilon", selection_epsilon, "> 0", lambda x: x > 0)
+    epsilon = check_number("selection_epsilon", selection_epsilon, above=0)
     return law.selection_event(epsilon)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special, stats
 
 from tf_adadp.accounting import accountants, laws
-from tf_adadp.utils.checks import check_integer, check_number
+from tf_adadp.utils.checks import check_delta, check_integer, check_number
 
 _MOST_THRESHOLDS = 500  # tried in each tail, half of them order statistics, half of them quantiles
 _LARGEST_EPSILON = 64.0
@@ -65,7 +65,7 @@ def epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95):
     Raises:
         ValueError: a sample has fewer than 4 numbers, or a NaN; delta or confidence out of range.
     """
-    delta = check_number("delta", delta, "a number in [0, 1)", at_least=0, below=1)
+    delta = check_number("delta", delta, at_least=0, below=1)
     level = _level(confidence) / 2
 
     def bound(frequent, draws, rare, neighbor_draws):
@@ -129,7 +129,7 @@ def gaussian_epsilon_estimate(scores, neighbor_scores, delta):
 
     Args, errors: as for `epsilon_lower_bound`; δ in (0, 1); finite scores.
     """
-    delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
+    delta = check_delta(delta)
     a, b = _sample("scores", scores), _sample("neighbor_scores", neighbor_scores)
     spread = math.sqrt((np.var(a) + np.var(b)) / 2)
     gap = abs(np.mean(a) - np.mean(b))
@@ -168,8 +168,8 @@ def one_run_p_value(canaries, guesses, correct, epsilon, delta):
         ValueError: a number is out of range.
     """
     m, r, v = check_guesses(canaries, guesses, correct)
-    epsilon = check_number("epsilon", epsilon, "a finite number of at least 0", at_least=0)
-    delta = check_number("delta", delta, "a number in [0, 1]", at_least=0, at_most=1)
+    epsilon = check_number("epsilon", epsilon, at_least=0)
+    delta = check_number("delta", delta, at_least=0, at_most=1)
     right = special.expit(epsilon)  # of one guess
     p_value = float(special.bdtrc(v - 1, r, right)) if v > 0 else 1.0
     if delta > 0 and v > 0:
@@ -206,7 +206,7 @@ def one_run_epsilon_lower_bound(canaries, guesses, correct, delta, confidence=0.
 
 def check_guesses(canaries, guesses, correct):
     """(m, r, v) as integers, or ValueError unless 0 ≤ v ≤ r ≤ m and m ≥ 1."""
-    m = check_integer("canaries", canaries, "an integer of at least 1", at_least=1)
+    m = check_integer("canaries", canaries, at_least=1)
     r = check_integer("guesses", guesses, f"an integer in 0..{m}", at_least=0)
     v = check_integer("correct", correct, f"an integer in 0..{r}", at_least=0)
     if not v <= r <= m:
@@ -287,4 +287,4 @@ def _sample(name, values):
 
 
 def _level(confidence):
-    return 1.0 - check_number("confidence", confidence, "a number in (0, 1)", above=0, below=1)
+    return 1.0 - check_number("confidence", confidence, above=0, below=1)

@@ -153,7 +153,7 @@ def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
     Raises:
         ValueError: num_shadows < 4: a variance takes two shadows with and two without a record.
     """
-    num_shadows = check_integer("num_shadows", num_shadows, "an integer of at least 4", at_least=4)
+    num_shadows = check_integer("num_shadows", num_shadows, at_least=4)
     n = len(keras.tree.flatten(x)[0])
     rng = np.random.default_rng(seed)
     members = rng.random(n) < 0.5

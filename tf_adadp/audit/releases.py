@@ -90,10 +90,8 @@ def audit_optimizer(
         ValueError: an argument is out of range; see `draw_scores`.
     """
     _check_optimizer(optimizer)
-    steps = check_integer("steps", steps, "an integer of at least 1", at_least=1)
-    q = check_number(
-        "sampling_probability", sampling_probability, "a number in (0, 1]", above=0, at_most=1
-    )
+    steps = check_integer("steps", steps, at_least=1)
+    q = check_number("sampling_probability", sampling_probability, above=0, at_most=1)
     rows = _rows(optimizer, canary, gradients)
     others = rows[0].shape[0] - 1
     key = noise.SecretKey(_seed_of(seed, "lots"))
@@ -144,7 +142,7 @@ def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
             step, so that every run would draw the same.
     """
     _check_optimizer(optimizer)
-    draws = check_integer("draws", draws, "an integer of at least 1", at_least=1)
+    draws = check_integer("draws", draws, at_least=1)
     state = {id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values()
     start = [tf.identity(v.value) for v in state]
 

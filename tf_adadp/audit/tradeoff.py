@@ -23,7 +23,7 @@ from tf_adadp.audit.bounds import (
     tested_event,
 )
 from tf_adadp.audit.families import ClaimFamily, GaussianFamily
-from tf_adadp.utils.checks import check_number
+from tf_adadp.utils.checks import check_delta
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def gaussian_epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95
     Raises:
         ValueError: a sample has fewer than 4 numbers, or a NaN; delta or confidence out of range.
     """
-    delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
+    delta = check_delta(delta)
     level = _level(confidence) / 2
 
     def mu(level, *counts):
@@ -136,7 +136,7 @@ def law_epsilon_lower_bound(scores, neighbor_scores, claim, delta, confidence=0.
         ValueError: as for `gaussian_epsilon_lower_bound`; a claim without releases, with a
             non-private one, or with one that the "pld" accountant cannot analyse.
     """
-    delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
+    delta = check_delta(delta)
     level = _level(confidence) / 2
     family = ClaimFamily(claim)
 
@@ -205,7 +205,7 @@ def one_run_family(claim):
 
 def one_run_family_bound(family, canaries, guesses, correct, delta, confidence):
     """`one_run_fdp_epsilon_lower_bound` within a family that was made before."""
-    delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
+    delta = check_delta(delta)
     level = _level(confidence)
     k = family.least_refuted(lambda f: _guesses_refute(f, canaries, guesses, correct, level))
     return family.epsilon(k, delta)

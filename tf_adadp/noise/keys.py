@@ -1,7 +1,6 @@
 """Keys of noise and of other randomness: secret, never saved, each number given out once."""
 
 import hashlib
-import numbers
 import secrets
 
 import numpy as np
@@ -9,6 +8,7 @@ import tensorflow as tf
 
 from tf_adadp.distribution import replicas
 from tf_adadp.utils import process
+from tf_adadp.utils.checks import check_integer
 
 # What RngReadAndSkip, at a delta of 1, adds to a Philox counter. Generators that TensorFlow saves
 # rely on it, so it is the same on every device and in every version.
@@ -29,11 +29,10 @@ def new_key(seed=None, purpose=None):
     """
     if seed is None:
         drawn = secrets.token_bytes(16)
-    elif isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        names = ("tf_adadp", int(seed)) + (() if purpose is None else (purpose,))
-        drawn = hashlib.sha256(repr(names).encode()).digest()[:16]
     else:
-        raise ValueError(f"seed={seed!r}: give an integer, or None for secret noise.")
+        seed = check_integer("seed", seed, "an integer, or None for secret noise")
+        names = ("tf_adadp", seed) + (() if purpose is None else (purpose,))
+        drawn = hashlib.sha256(repr(names).encode()).digest()[:16]
     return np.frombuffer(drawn, dtype="<i8").astype(np.int64)
 
 

@@ -64,13 +64,9 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         **kwargs,
     ):
         check_choice("scale", scale, ("normalized", "free"))
-        center_decay = check_number(
-            "center_decay", center_decay, "a number in [0, 1]", at_least=0, at_most=1
-        )
-        variance_decay = check_number(
-            "variance_decay", variance_decay, "a number in [0, 1)", at_least=0, below=1
-        )
-        min_variance = check_number("min_variance", min_variance, "a number above 0", above=0)
+        center_decay = check_number("center_decay", center_decay, at_least=0, at_most=1)
+        variance_decay = check_number("variance_decay", variance_decay, at_least=0, below=1)
+        min_variance = check_number("min_variance", min_variance, above=0)
         if max_variance is not None:
             max_variance = check_number(
                 "max_variance",

@@ -81,11 +81,9 @@ class AdaptiveNoise(DPOptimizer):
         if prior_exponent is not None:
             prior_exponent = check_number("prior_exponent", prior_exponent, positive, above=0)
         if prior_decay is not None:
-            prior_decay = check_number(
-                "prior_decay", prior_decay, "a number in [0, 1)", at_least=0, below=1
-            )
+            prior_decay = check_number("prior_decay", prior_decay, at_least=0, below=1)
         local_clip_threshold = check_number(
-            "local_clip_threshold", local_clip_threshold, "a number ≥ 0", at_least=0
+            "local_clip_threshold", local_clip_threshold, at_least=0
         )
         if warmup_steps is not None:
             warmup_steps = check_integer(

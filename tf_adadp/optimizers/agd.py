@@ -125,9 +125,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         positive = "a finite number above 0"
         if not exact:
             total_epsilon = check_number("total_epsilon", total_epsilon, positive, above=0)
-        total_delta = check_number(
-            "total_delta", total_delta, "a number in (0, 1)", above=0, below=1
-        )
+        total_delta = check_number("total_delta", total_delta, above=0, below=1)
         super().__init__(
             learning_rate=1.0,
             noise_multiplier=0.0 if exact else 1.0,
@@ -141,18 +139,14 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         )
         self.total_epsilon = total_epsilon
         self.total_delta = total_delta
-        self.splits = check_integer("splits", splits, "an integer of at least 1", at_least=1)
+        self.splits = check_integer("splits", splits, at_least=1)
         self.loss_clip = check_number(
             "loss_clip", loss_clip, "a number in [1e-10, 1e10]", at_least=1e-10, at_most=1e10
         )
-        self.num_candidates = check_integer(
-            "num_candidates", num_candidates, "an integer of at least 2", at_least=2
-        )
+        self.num_candidates = check_integer("num_candidates", num_candidates, at_least=2)
         self.budget_growth = check_number("budget_growth", budget_growth, positive, above=0)
         self.max_step_size = check_number("max_step_size", max_step_size, positive, above=0)
-        self.step_size_growth = check_number(
-            "step_size_growth", step_size_growth, "a finite number of at least 0", at_least=0
-        )
+        self.step_size_growth = check_number("step_size_growth", step_size_growth, at_least=0)
         self.variant = check_choice("variant", variant, ("sound", "printed"))
         self._exact = exact
         self._selection_key = noise.SecretKey(self.seed, "selection")

@@ -116,8 +116,8 @@ class DPOptimizer:
         augmentation_multiplicity = check_integer(
             "augmentation_multiplicity", augmentation_multiplicity, whole, at_least=1
         )
-        if seed is not None and not isinstance(seed, numbers.Integral):
-            raise ValueError(f"seed={seed!r}: give an integer (tests only) or None.")
+        if seed is not None:
+            seed = check_integer("seed", seed, "an integer (tests only) or None")
         for name, way_out in (
             (
                 "gradient_accumulation_steps",
@@ -145,7 +145,7 @@ class DPOptimizer:
         self.noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
         self.microbatch_size = microbatch_size
         self.augmentation_multiplicity = augmentation_multiplicity
-        self.seed = None if seed is None else int(seed)
+        self.seed = seed
         self.allow_no_noise = bool(allow_no_noise)
         self.secure_noise = check_bool("secure_noise", secure_noise)
         clip = self._check_clip(l2_norm_clip)
@@ -216,15 +216,13 @@ class DPOptimizer:
 
     def _check_clip(self, l2_norm_clip):
         """The validated l2_norm_clip: a float, or a dict of floats where the method allows it."""
-        bounds = l2_norm_clip.values() if isinstance(l2_norm_clip, dict) else [l2_norm_clip]
-        if not bounds or not all(_is_finite_number(b) and b > 0 for b in bounds):
-            raise ValueError(
-                f"l2_norm_clip={l2_norm_clip!r}: give a finite number above 0, or a dict "
-                "{variable path prefix: such a number}."
-            )
-        if isinstance(l2_norm_clip, dict):
-            return {str(prefix): float(bound) for prefix, bound in l2_norm_clip.items()}
-        return float(l2_norm_clip)
+        wanted = "a finite number above 0, or a dict {variable path prefix: such a number}"
+        if not isinstance(l2_norm_clip, dict) or not l2_norm_clip:
+            return check_number("l2_norm_clip", l2_norm_clip, wanted, above=0)
+        return {
+            str(prefix): check_number(f"l2_norm_clip[{prefix!r}]", bound, wanted, above=0)
+            for prefix, bound in l2_norm_clip.items()
+        }
 
     def build(self, variables):
         """Creates the state of the update rule and of the clipping set."""
@@ -407,7 +405,7 @@ class DPOptimizer:
     def _joint_event(self, law, releases_per_lot):
         """Returns the event of K steps on the same lot; that of one step for K = 1."""
         event = self.event(law)
-        if check_integer("releases_per_lot", releases_per_lot, "an integer ≥ 1", at_least=1) == 1:
+        if check_integer("releases_per_lot", releases_per_lot, at_least=1) == 1:
             return event
         if is_non_private(event):
             return event
@@ -666,7 +664,7 @@ class DPOptimizer:
         known = tf.get_static_value(expected_lot_size)
         known = expected_lot_size if known is None else known
         if not tf.is_tensor(known):
-            check_number("expected_lot_size", known, "a number above 0", above=0)
+            check_number("expected_lot_size", known, above=0)
 
     def _with_noise(self, sums, stddevs, expected_lot_size, step, noise_multiplier=None):
         """`(sums + noise)/L` and the noise's std over L; `step` is never used twice under a key.
@@ -825,20 +823,16 @@ def _refuse_raw_gradients(optimizer):
 def _check_noise_multiplier(noise_multiplier, allow_no_noise):
     if noise_multiplier is None:
         return  # see `_require_noise_multiplier`
-    if not _is_finite_number(noise_multiplier) or noise_multiplier < 0:
-        raise ValueError(
-            f"noise_multiplier={noise_multiplier!r}: give a finite number above 0 (noise std over "
-            "sensitivity); tf_adadp.accounting.calibrate_noise_multiplier finds it for an ε."
-        )
+    wanted = (
+        "a finite number above 0 (noise std over sensitivity); "
+        "tf_adadp.accounting.calibrate_noise_multiplier finds it for an ε"
+    )
+    check_number("noise_multiplier", noise_multiplier, wanted, at_least=0)
     if noise_multiplier == 0 and not allow_no_noise:
         raise ValueError(
             "noise_multiplier=0 trains without privacy (ε = ∞). If that is what you want, as a "
             "baseline, say allow_no_noise=True; otherwise give a number above 0."
         )
-
-
-def _is_finite_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _path(variable):

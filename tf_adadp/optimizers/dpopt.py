@@ -96,10 +96,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             check_choice("directions", directions, _NAMES)
         else:
             directions = _check_arrays(directions)
-        direction_decay = check_number(
-            "direction_decay", direction_decay, "a number in [0, 1)", at_least=0, below=1
-        )
-        pruning = check_number("pruning", pruning, "a number in [0, 1)", at_least=0, below=1)
+        direction_decay = check_number("direction_decay", direction_decay, at_least=0, below=1)
+        pruning = check_number("pruning", pruning, at_least=0, below=1)
         if (directions == "budgeted") != (direction_noise_multiplier is not None):
             raise ValueError(
                 f"direction_noise_multiplier={direction_noise_multiplier!r} with directions="
@@ -110,7 +108,6 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             direction_noise_multiplier = check_number(
                 "direction_noise_multiplier",
                 direction_noise_multiplier,
-                "a finite number above 0",
                 above=0,
             )
         if prior == "raw":

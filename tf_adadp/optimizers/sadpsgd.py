@@ -15,7 +15,7 @@ from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.sampling import make_lot
 from tf_adadp.sampling.sources import ArraySource
-from tf_adadp.utils.checks import check_choice, check_integer, check_number
+from tf_adadp.utils.checks import check_choice, check_delta, check_integer, check_number
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
 _Relation = dp_accounting.NeighboringRelation
@@ -114,15 +114,9 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         nesterov=False,
         **kwargs,
     ):
-        initial_temperature = check_number(
-            "initial_temperature", initial_temperature, "a finite number ≥ 0", at_least=0
-        )
-        rejection_threshold = check_integer(
-            "rejection_threshold", rejection_threshold, "an integer ≥ 0", at_least=0
-        )
-        energy_batch_size = check_integer(
-            "energy_batch_size", energy_batch_size, "an integer of at least 1", at_least=1
-        )
+        initial_temperature = check_number("initial_temperature", initial_temperature, at_least=0)
+        rejection_threshold = check_integer("rejection_threshold", rejection_threshold, at_least=0)
+        energy_batch_size = check_integer("energy_batch_size", energy_batch_size, at_least=1)
         check_choice("variant", variant, ("sound", "printed"))
         if energy_noise_multiplier is not None:
             if variant == "printed":
@@ -390,7 +384,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         """
         if not isinstance(law, SamplingLaw) or law.record_probability is None:
             raise ValueError(f"law={law!r}: give a PoissonSampling or a FixedSizeSampling.")
-        delta = check_number("delta", delta, "a number in (0, 1)", above=0, below=1)
+        delta = check_delta(delta)
         accepted = int(self.accepted) if self.built else 0
         if accepted == 0:
             return 0.0

@@ -30,9 +30,7 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
             "initial_learning_rate", initial_learning_rate, wanted, above=0
         )
         self.decay_steps = check_number("decay_steps", decay_steps, wanted, above=0)
-        self.warmup_steps = check_integer(
-            "warmup_steps", warmup_steps, "an integer of at least 1", at_least=1
-        )
+        self.warmup_steps = check_integer("warmup_steps", warmup_steps, at_least=1)
 
     def __call__(self, step):
         """The rate of a step."""

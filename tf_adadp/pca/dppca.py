@@ -86,9 +86,7 @@ class DPPCA:
         allow_no_noise=False,
         secure_noise=False,
     ):
-        self.n_components = checks.check_integer(
-            "n_components", n_components, "an integer of at least 1", at_least=1
-        )
+        self.n_components = checks.check_integer("n_components", n_components, at_least=1)
         self.noise_multiplier = checks.check_number(
             "noise_multiplier", noise_multiplier, "a finite number above 0", at_least=0.0
         )
@@ -158,8 +156,8 @@ class DPPCA:
                 or no numbers; batches differ in width. Nothing is charged then.
         """
         del y
-        if not (ledger is None or isinstance(ledger, PrivacyLedger)):
-            raise TypeError(f"ledger={ledger!r}: give a PrivacyLedger, such as model.ledger.")
+        wanted = "a PrivacyLedger, such as model.ledger"
+        checks.check_instance("ledger", ledger, PrivacyLedger | None, wanted)
         moment = second_moment(x)
         features = len(moment)
         if self.n_components > features:

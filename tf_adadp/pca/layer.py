@@ -44,9 +44,14 @@ class PCAProjection(keras.layers.Layer):
         # Raw inputs keep their type: float16 would overflow before they are normalised.
         super().__init__(autocast=False, **kwargs)
         for name, value in (("n_components", n_components), ("n_features", n_features)):
-            setattr(self, name, checks.check_integer(name, value, "an integer ≥ 1", at_least=1))
-        if not (ledger is None or isinstance(ledger, PrivacyLedger)):
-            raise ValueError(f"ledger={ledger!r}: give a PrivacyLedger, or None.")
+            setattr(self, name, checks.check_integer(name, value, at_least=1))
+        checks.check_instance(
+            "ledger",
+            ledger,
+            PrivacyLedger | None,
+            "a PrivacyLedger, or None",
+            wrong_type=ValueError,
+        )
         self.normalize = checks.check_bool("normalize", normalize)
         self.public = checks.check_bool("public", public)
         if public and ledger is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.utils.checks import check_instance
 
 # Attributes of variables: the private optimizers built for them, the ledger of what was released
 # about them, and the ledgers of others that custom loops charged for them.
@@ -36,8 +37,7 @@ class WeightsLedger:
 
     def start_from(self, ledger, model):
         """Takes up the ledger of what the weights of a model cost before, as the user gives it."""
-        if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"ledger={ledger!r}: give a tf_adadp.PrivacyLedger, or None.")
+        check_instance("ledger", ledger, PrivacyLedger, "a tf_adadp.PrivacyLedger, or None")
         self.last = ledger
         self.keep([model, *model.weights])
 

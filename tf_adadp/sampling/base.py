@@ -11,8 +11,9 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.exit import drawing_lock, until_exit
 from tf_adadp.sampling.keys import LotKey, StepCounter
-from tf_adadp.sampling.packing import checked_integer, pack, physical_batches
+from tf_adadp.sampling.packing import check_physical_batch_size, pack, physical_batches
 from tf_adadp.sampling.sources import ArraySource, ItemSource, Spec, padding
+from tf_adadp.utils.checks import check_integer
 
 
 class Lots(abc.ABC):
@@ -119,7 +120,7 @@ class Lots(abc.ABC):
 
     @step.setter
     def step(self, step):
-        step = checked_integer("step", step, least=0)
+        step = check_integer("step", step, at_least=0, wrong_type=TypeError)
         if step % self.law.lots_per_pass:
             raise ValueError(
                 f"step={step} is within a pass of {self.law.lots_per_pass} lots: give the first "
@@ -153,9 +154,9 @@ class Lots(abc.ABC):
             TypeError, ValueError: an argument is no integer or too small; `start_step` lies before
                 `step` and there is no seed.
         """
-        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+        size = check_physical_batch_size(physical_batch_size)
         if num_lots is not None:
-            num_lots = checked_integer("num_lots", num_lots, least=1)
+            num_lots = check_integer("num_lots", num_lots, at_least=1, wrong_type=TypeError)
         own_counter = None
         if start_step is not None:
             self.step = start_step
@@ -204,9 +205,9 @@ class Lots(abc.ABC):
         Raises:
             TypeError, ValueError: an argument is no integer or less than 1.
         """
-        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+        size = check_physical_batch_size(physical_batch_size)
         if num_lots is not None:
-            num_lots = checked_integer("num_lots", num_lots, least=1)
+            num_lots = check_integer("num_lots", num_lots, at_least=1, wrong_type=TypeError)
 
         def lot(step):
             leaves = physical_batches(*self._padded_rows(step, size), size)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size, ends_in_repeat
-from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sources import batch_spec, leaf_dtype, leaf_names, padding
+from tf_adadp.utils.checks import check_bool, check_integer
 
 _EMPTY = "dataset is empty. It must have at least one batch."
 _ENDED = (
@@ -70,11 +70,10 @@ class DeclaredLots(Lots):
             )
         if not (isinstance(law, SamplingLaw) and law.can_be_declared):
             raise TypeError(
-                f"law must be a PoissonSampling or a FixedSizeSampling, got {law!r}. It states how "
+                f"law={law!r}: give a PoissonSampling or a FixedSizeSampling. It states how "
                 "the dataset draws its batches; without it no ε can be given."
             )
-        if not isinstance(resamples, bool):
-            raise TypeError(f"resamples must be True or False, got {resamples!r}.")
+        check_bool("resamples", resamples, wrong_type=TypeError)
         if dataset.cardinality() == 0:
             raise ValueError(_EMPTY)
         element_spec = _element_spec(dataset)
@@ -89,7 +88,7 @@ class DeclaredLots(Lots):
         self._steps_per_epoch = (
             super().steps_per_epoch
             if steps_per_epoch is None
-            else checked_integer("steps_per_epoch", steps_per_epoch, least=1)
+            else check_integer("steps_per_epoch", steps_per_epoch, at_least=1, wrong_type=TypeError)
         )
         self._stream = _Stream(dataset, self.law, resamples)
 

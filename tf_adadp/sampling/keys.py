@@ -1,13 +1,13 @@
 """The randomness of lots: a key that stays secret, and steps that are handed out once."""
 
 import hashlib
-import numbers
 import secrets
 import threading
 
 import numpy as np
 
 from tf_adadp.utils import process as _process
+from tf_adadp.utils.checks import check_integer
 
 
 class LotKey:
@@ -30,12 +30,8 @@ class LotKey:
             self.seed = None
             self._key = secrets.randbits(128)
             return
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-            raise TypeError(
-                f"seed must be an integer or None, got {seed!r}. Leave it None for private "
-                "training; a seed is for tests."
-            )
-        self.seed = int(seed)
+        wanted = "an integer (tests only), or None for private training"
+        self.seed = check_integer("seed", seed, wanted, wrong_type=TypeError)
         # Hashed under a name of our own, so that noise keyed by the same seed is unrelated to the
         # lots.
         digest = hashlib.blake2b(str(self.seed).encode(), digest_size=16, person=b"tf_adadp lots")

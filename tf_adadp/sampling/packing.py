@@ -1,12 +1,11 @@
 """The form of a lot: whole physical batches, a mask, one structure."""
 
-import numbers
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_adadp.sampling.sources import ArraySource
+from tf_adadp.utils.checks import check_integer
 
 
 def make_lot(x, y=None, sample_weight=None, physical_batch_size=None):
@@ -30,9 +29,14 @@ def make_lot(x, y=None, sample_weight=None, physical_batch_size=None):
     source = ArraySource(x, y, sample_weight)
     size = max(len(source), 1)
     if physical_batch_size is not None:
-        size = checked_integer("physical_batch_size", physical_batch_size, least=1)
+        size = check_physical_batch_size(physical_batch_size)
     count, leaves = source.rows(np.arange(len(source)), size)
     return pack(source.spec, map(tf.convert_to_tensor, physical_batches(count, leaves, size)))
+
+
+def check_physical_batch_size(size: int) -> int:
+    """Returns a number of rows ≥ 1; TypeError for what is no integer, ValueError below 1."""
+    return check_integer("physical_batch_size", size, at_least=1, wrong_type=TypeError)
 
 
 def physical_batches(count, leaves, size):
@@ -48,12 +52,3 @@ def pack(element_spec, tensors):
     leaves = iter(leaves)
     flat = [None if spec is None else next(leaves) for spec in keras.tree.flatten(element_spec)]
     return keras.tree.pack_sequence_as(element_spec, flat), mask
-
-
-def checked_integer(name, value, least):
-    """`value` as an int; TypeError if it is no integer, ValueError if it is less than `least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
-    return int(value)

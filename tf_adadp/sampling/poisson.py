@@ -3,9 +3,9 @@
 import numpy as np
 
 from tf_adadp.accounting import PoissonSampling
-from tf_adadp.sampling.packing import checked_integer
 from tf_adadp.sampling.sampled import SampledLots, poisson_subset
 from tf_adadp.sampling.sources import as_source
+from tf_adadp.utils.checks import check_integer
 
 
 class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
@@ -79,7 +79,8 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
         source = as_source(x, y, sample_weight, transform)
         if num_examples is None:
             num_examples = len(source)
-        elif checked_integer("num_examples", num_examples, least=1) < len(source):
+        check_integer("num_examples", num_examples, at_least=1, wrong_type=TypeError)
+        if num_examples < len(source):
             raise ValueError(
                 f"num_examples={num_examples} for {len(source)} records: it counts these and those "
                 "that other hosts hold."

@@ -11,7 +11,7 @@ from tf_adadp import validation
 from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.sampling import PoissonLots
-from tf_adadp.utils.checks import check_integer, check_number
+from tf_adadp.utils.checks import check_instance, check_integer, check_number
 
 
 def check_optimizer(optimizer):
@@ -95,9 +95,9 @@ def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
 
 
 def check_epochs(epochs, initial_epoch, steps_per_epoch):
-    """Refuses numbers of epochs and steps that are none."""
+    """Validates epochs, initial_epoch and steps_per_epoch."""
     check_integer("epochs", epochs, "the epoch to train to, an integer of at least 0", at_least=0)
-    check_integer("initial_epoch", initial_epoch, "an integer of at least 0", at_least=0)
+    check_integer("initial_epoch", initial_epoch, at_least=0)
     if steps_per_epoch is not None:
         check_integer(
             "steps_per_epoch",
@@ -108,16 +108,18 @@ def check_epochs(epochs, initial_epoch, steps_per_epoch):
 
 
 def check_evaluations(data, batch_size, steps, frequency):
-    """Refuses what says how often, and on how much, to evaluate, and says neither."""
+    """Validates validation_batch_size, validation_steps and validation_freq."""
     for name, value in (("validation_batch_size", batch_size), ("validation_steps", steps)):
         if value is not None:
             check_integer(name, value, "an integer of at least 1, or None", at_least=1)
     for epoch in frequency if isinstance(frequency, list) else [frequency]:
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1:
-            raise ValueError(
-                f"validation_freq={frequency!r}: give every how many epochs to evaluate, an "
-                "integer of at least 1, or a list of epochs, counted from 1."
-            )
+        check_integer(
+            "validation_freq",
+            epoch,
+            "every how many epochs to evaluate, an integer of at least 1, or a list of epochs, "
+            "counted from 1",
+            at_least=1,
+        )
     endless = (
         isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
     )
@@ -156,8 +158,7 @@ def check_workers(strategy, lots, epochs, steps_per_epoch):
 
 def split(data, validation_split):
     """Keras's split: the last part of the arrays is for validation."""
-    if not 0.0 < validation_split < 1.0:
-        raise ValueError(f"validation_split={validation_split}: give a number in (0, 1).")
+    check_number("validation_split", validation_split, above=0, below=1)
     sizes = {len(a) for a in tf.nest.flatten(data) if a is not None}
     if len(sizes) != 1:
         raise ValueError(f"Arrays of unequal length: {sorted(sizes)}.")
@@ -171,8 +172,7 @@ def split(data, validation_split):
 
 def class_weights(y, class_weight, sample_weight):
     """One weight per example, from its class; multiplied into sample_weight."""
-    if not isinstance(class_weight, dict):
-        raise TypeError(f"class_weight={class_weight!r}: give a dict {{class: weight}}.")
+    check_instance("class_weight", class_weight, dict, "a dict {class: weight}")
     if y is None or keras.tree.is_nested(y):
         raise ValueError(
             "class_weight is for one array of labels; give sample_weight for several outputs."

@@ -12,6 +12,7 @@ from tf_adadp.gradients import engine_for_lot, weight_regularization
 from tf_adadp.model import DPModel
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.weights_ledger import keep_in_copies
+from tf_adadp.utils.checks import check_instance
 
 _STEPS = "_tf_adadp_steps"  # past Keras's tracking, on the model: they hold it, and live as long
 
@@ -181,11 +182,9 @@ def _check(model, optimizer, ledger, law):
         raise ValueError(
             f"model={model.name!r} is not built: give it a keras.Input, or call it on a batch."
         )
-    if not isinstance(optimizer, DPOptimizer):
-        raise TypeError(f"optimizer={optimizer!r}: give one of tf_adadp's optimizers.")
+    check_instance("optimizer", optimizer, DPOptimizer, "one of tf_adadp's optimizers")
     optimizer._require_noise_multiplier()
-    if not isinstance(ledger, PrivacyLedger):
-        raise TypeError(f"ledger={ledger!r}: give a tf_adadp.PrivacyLedger().")
+    check_instance("ledger", ledger, PrivacyLedger, "a tf_adadp.PrivacyLedger()")
     if not isinstance(law, SamplingLaw) or law.expected_lot_size is None:
         raise TypeError(
             f"law={law!r}: give the law that the lot was drawn by, `lots.law`, or one of "

@@ -7,7 +7,7 @@ from typing import ClassVar
 import dp_accounting
 import numpy as np
 
-from tf_adadp.accounting import _checks
+from tf_adadp.utils.checks import check_delta, check_epsilon
 
 _Relation = dp_accounting.NeighboringRelation
 _RELATION_OF = {
@@ -53,11 +53,11 @@ class BoundAccountant(dp_accounting.PrivacyAccountant):
 
     def get_epsilon(self, target_delta: float) -> float:
         """Returns ε at δ = target_delta in (0, 1)."""
-        return type(self).to_epsilon(self._orders, self._rdp, _checks.delta(target_delta))
+        return type(self).to_epsilon(self._orders, self._rdp, check_delta(target_delta))
 
     def get_delta(self, target_epsilon: float) -> float:
         """Returns δ at ε = target_epsilon ≥ 0."""
-        return type(self).to_delta(self._orders, self._rdp, _checks.epsilon(target_epsilon))
+        return type(self).to_delta(self._orders, self._rdp, check_epsilon(target_epsilon))
 
     def _maybe_compose(self, event, count, do_compose):
         if isinstance(event, dp_accounting.SelfComposedDpEvent):

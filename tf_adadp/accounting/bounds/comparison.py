@@ -6,11 +6,16 @@ import textwrap
 import dp_accounting
 import numpy as np
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.accountants import Composition, is_non_private_key
 from tf_adadp.accounting.bounds.gaussian_dp import clt_mu_of_events, epsilon_of_mu
 from tf_adadp.accounting.events import event_from_key, event_key
 from tf_adadp.accounting.laws import FixedSizeSampling, poisson_event
+from tf_adadp.utils.checks import (
+    check_delta,
+    check_integer,
+    check_noise_multiplier,
+    check_sampling_probability,
+)
 
 _Relation = dp_accounting.NeighboringRelation
 _NEIGHBOURS = {
@@ -202,9 +207,9 @@ def compare(
     Raises:
       ValueError: an argument is out of range.
     """
-    sigma = _checks.noise_multiplier(noise_multiplier)
-    q = _checks.sampling_probability(sampling_probability)
-    steps = _checks.steps(steps)
+    sigma = check_noise_multiplier(noise_multiplier)
+    q = check_sampling_probability(sampling_probability)
+    steps = check_integer("steps", steps, at_least=0)
     poisson = fixed_size = poisson_event(q, sigma)
     if q > 0:
         # The bounds depend on n/N alone, and a float is a ratio of whole numbers.
@@ -215,7 +220,7 @@ def compare(
         _Run("fixed size", _Relation.REPLACE_ONE, ((event_key(fixed_size), steps),)),
     )
     title = f"{steps} steps, σ* = {sigma:.4g}, q = {q:.4g}"
-    return Comparison._of(title, _checks.delta(delta), runs)
+    return Comparison._of(title, check_delta(delta), runs)
 
 
 def compare_releases(composition: Composition, charges, delta: float) -> Comparison:

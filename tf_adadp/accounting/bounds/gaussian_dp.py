@@ -12,7 +12,12 @@ from collections.abc import Iterable
 import dp_accounting
 import numpy as np
 
-from tf_adadp.accounting import _checks
+from tf_adadp.utils.checks import (
+    check_delta,
+    check_integer,
+    check_noise_multiplier,
+    check_sampling_probability,
+)
 
 
 def clt_mu(noise_multiplier: float, sampling_probability: float, steps: int) -> float:
@@ -26,9 +31,9 @@ def clt_mu(noise_multiplier: float, sampling_probability: float, steps: int) -> 
     Raises:
       ValueError: an argument is out of range.
     """
-    sigma = _checks.noise_multiplier(noise_multiplier)
-    q = _checks.sampling_probability(sampling_probability)
-    steps = _checks.steps(steps)
+    sigma = check_noise_multiplier(noise_multiplier)
+    q = check_sampling_probability(sampling_probability)
+    steps = check_integer("steps", steps, at_least=0)
     if q == 0 or steps == 0:
         return 0.0
     if sigma == 0:
@@ -73,7 +78,7 @@ def clt_mu_of_events(charges: Iterable[tuple[dp_accounting.DpEvent, int]]) -> fl
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """ε at δ of μ-Gaussian differential privacy."""
-    delta = _checks.delta(delta)
+    delta = check_delta(delta)
     if mu == 0:
         return 0.0
     # ε of order μ²/2: beyond this the closed form's search leaves the floats.

@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from tf_adadp.accounting import _checks
+from tf_adadp.utils.checks import check_integer
 
 # Below this, exponents leave the decimal range and squares soon underflow. ε per step is beyond
 # 1e13 there: infinite will do.
@@ -30,7 +30,7 @@ def whole_orders(orders: int | Iterable[int], greatest: int) -> tuple[np.ndarray
         if isinstance(value, float | np.floating) and value == value // 1:
             value = int(value)
         wanted = f"whole numbers from 2 to {greatest}"
-        return _checks.integer("orders", value, wanted, lambda x: 2 <= x <= greatest)
+        return check_integer("orders", value, wanted, at_least=2, at_most=greatest)
 
     is_scalar = np.ndim(orders) == 0
     alphas = [order(value) for value in ([orders] if is_scalar else orders)]

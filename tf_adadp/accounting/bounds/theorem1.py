@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.bounds.base import BoundAccountant
 from tf_adadp.accounting.bounds.log_space import (
     LEAST_NOISE_MULTIPLIER,
@@ -21,6 +20,7 @@ from tf_adadp.accounting.bounds.log_space import (
     rdp_of_expansion,
     whole_orders,
 )
+from tf_adadp.utils.checks import check_delta, check_number, check_sampling_probability
 
 THEOREM1_ORDERS = tuple(range(2, 65))
 
@@ -56,8 +56,8 @@ def rdp_theorem1(
 
     Source: module docstring.
     """
-    sigma = _checks.positive_noise_multiplier(noise_multiplier)
-    q = _checks.sampling_probability(sampling_probability)
+    sigma = check_number("noise_multiplier", noise_multiplier, above=0)
+    q = check_sampling_probability(sampling_probability)
     alphas, is_scalar = whole_orders(orders, THEOREM1_ORDERS[-1])
     if sigma < LEAST_NOISE_MULTIPLIER:
         rdp = np.full(len(alphas), np.inf)
@@ -108,5 +108,5 @@ class Theorem1Accountant(BoundAccountant):
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
         """Returns ε at δ = target_delta and the order α at which it is reached."""
         orders = self.orders
-        best = np.argmin(self.rdp - math.log(_checks.delta(target_delta)) / (orders - 1))
+        best = np.argmin(self.rdp - math.log(check_delta(target_delta)) / (orders - 1))
         return self.get_epsilon(target_delta), float(orders[best])

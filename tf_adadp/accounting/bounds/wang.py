@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.bounds.base import BoundAccountant
 from tf_adadp.accounting.bounds.conversion import improved_delta, improved_epsilon
 from tf_adadp.accounting.bounds.log_space import (
@@ -28,6 +27,7 @@ from tf_adadp.accounting.bounds.log_space import (
     rdp_of_expansion,
     whole_orders,
 )
+from tf_adadp.utils.checks import check_epsilon, check_number, check_sampling_probability
 
 GREATEST_ORDER = 512
 
@@ -68,10 +68,10 @@ def rdp_wang_theorem9(
     Raises:
       ValueError: an argument is out of range, or `rdp` returns anything but numbers ≥ 0.
     """
-    q = _checks.sampling_probability(sampling_probability)
+    q = check_sampling_probability(sampling_probability)
     alphas, is_scalar = whole_orders(orders, GREATEST_ORDER)
     if pure_epsilon != math.inf:
-        pure_epsilon = _checks.epsilon(pure_epsilon, "pure_epsilon")
+        pure_epsilon = check_epsilon(pure_epsilon, "pure_epsilon")
     bound = np.zeros(len(alphas))
     if q > 0 and len(alphas):
         j = np.arange(2.0, alphas.max() + 1)
@@ -121,8 +121,8 @@ def rdp_wang_theorem27(
     Raises:
       ValueError: an argument is out of range.
     """
-    sigma = _checks.positive_noise_multiplier(noise_multiplier)
-    q = _checks.sampling_probability(sampling_probability)
+    sigma = check_number("noise_multiplier", noise_multiplier, above=0)
+    q = check_sampling_probability(sampling_probability)
     alphas, is_scalar = whole_orders(orders, GREATEST_ORDER)
     if sigma < LEAST_NOISE_MULTIPLIER:
         bound = np.full(len(alphas), np.inf)

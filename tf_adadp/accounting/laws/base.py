@@ -2,13 +2,14 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.joint import joint_noise_multiplier
+from tf_adadp.utils.checks import check_bool, check_instance, check_integer, check_number
 
 ONE_RECORD = (
     "one record of the training data; a person with several records is protected less, the records "
@@ -186,8 +187,8 @@ class SamplingLaw(abc.ABC):
         Raises:
           ValueError: an argument is out of range; the event cannot be charged once a pass.
         """
-        steps, p = _checks.count(steps, "steps"), self.lots_per_pass
-        position = _checks.integer("position", position, "a whole number ≥ 0", lambda x: x >= 0)
+        steps, p = check_integer("steps", steps, at_least=1), self.lots_per_pass
+        position = check_integer("position", position, at_least=0)
         if p > 1 and not self.covers_pass(event):
             raise ValueError(
                 f"event {event} is not one noisy sum over the lot, so it cannot be charged once "
@@ -235,8 +236,7 @@ class SamplingLaw(abc.ABC):
         Raises:
           ValueError: unknown law, wrong fields or values out of range.
         """
-        if not isinstance(config, Mapping):
-            raise ValueError(f"the config of a sampling law must be a mapping, got {config!r}.")
+        check_instance("config", config, Mapping, "a mapping", wrong_type=ValueError)
         fields = dict(config)
         name = fields.pop("law", None)
         law = SamplingLaw._known.get(name) if isinstance(name, str) else None
@@ -249,29 +249,28 @@ class SamplingLaw(abc.ABC):
         except TypeError as error:
             raise ValueError(f"config of {name} has wrong fields: {error}.") from error
 
-    def _set_integer(self, name: str, requirement: str, holds: Callable[[int], bool]) -> None:
+    def _set_integer(self, name: str, wanted: str, *, at_least: float, at_most=math.inf) -> None:
         """Checks an integer field and makes it a plain int."""
-        object.__setattr__(
-            self, name, _checks.integer(name, getattr(self, name), requirement, holds)
-        )
+        value = getattr(self, name)
+        value = check_integer(name, value, wanted, at_least=at_least, at_most=at_most)
+        object.__setattr__(self, name, value)
 
-    def _set_size(self, name: str, requirement: str, holds: Callable[[float], bool]) -> None:
-        """Checks a real field and makes it a plain int where it is whole, else a float."""
-        size = _checks.real(name, getattr(self, name), requirement, holds)
+    def _set_size(self, name: str, wanted: str, at_most: float) -> None:
+        """Checks a field > 0 and makes it a plain int where it is whole, else a float."""
+        size = check_number(name, getattr(self, name), wanted, above=0, at_most=at_most)
         object.__setattr__(self, name, int(size) if size.is_integer() else size)
 
     def _set_expected_size(self) -> None:
         """Checks the expected size of a lot of single records, and makes it a plain number."""
         self._set_size(
             "expected_size",
-            f"positive and at most num_examples = {self.num_examples}",
-            lambda x: 0 < x <= self.num_examples,
+            f"a number > 0, at most num_examples = {self.num_examples}",
+            self.num_examples,
         )
 
     def _check_num_examples_and_declared(self) -> None:
-        self._set_integer("num_examples", "an integer ≥ 1", lambda x: x >= 1)
+        self._set_integer("num_examples", "an integer ≥ 1", at_least=1)
         self._check_declared()
 
     def _check_declared(self) -> None:
-        if not isinstance(self.declared, bool):
-            raise ValueError(f"declared must be True or False, got {self.declared!r}.")
+        check_bool("declared", self.declared)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.amplification import amplified
 from tf_adadp.accounting.laws.one_size import _OneSizeSampling
+from tf_adadp.utils.checks import check_noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FixedSizeSampling(_OneSizeSampling):
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns SampledWithoutReplacement(N, n, Gaussian(σ*/2)), microbatched or not."""
-        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         if noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)

@@ -22,7 +22,8 @@ class _OneSizeSampling(SamplingLaw):
         self._set_integer(
             "size",
             f"an integer from 1 to num_examples = {self.num_examples}",
-            lambda x: 1 <= x <= self.num_examples,
+            at_least=1,
+            at_most=self.num_examples,
         )
 
     @property

@@ -6,9 +6,9 @@ from typing import ClassVar
 import dp_accounting
 from scipy import stats
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.amplification import amplified
 from tf_adadp.accounting.laws.base import SamplingLaw
+from tf_adadp.utils.checks import check_noise_multiplier
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -90,7 +90,7 @@ class PoissonSampling(SamplingLaw):
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns PoissonSampled(q, Gaussian(σ*)), with σ*/2 if microbatched."""
-        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         return poisson_event(self.probability, noise_multiplier / (2 if microbatched else 1))
 
     def selection_event(self, selection_epsilon: float) -> dp_accounting.DpEvent:

@@ -4,8 +4,8 @@ import dataclasses
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws.one_size import _OneSizeSampling
+from tf_adadp.utils.checks import check_noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ShuffledSampling(_OneSizeSampling):
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns Gaussian(σ*/2), microbatched or not: what a whole PASS costs."""
-        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         if noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(noise_multiplier / 2)

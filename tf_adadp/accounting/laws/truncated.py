@@ -4,8 +4,8 @@ import dataclasses
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws.base import SamplingLaw
+from tf_adadp.utils.checks import check_noise_multiplier
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -48,7 +48,8 @@ class TruncatedPoissonSampling(SamplingLaw):
             "max_size",
             f"an integer from expected_size = {self.expected_size} to "
             f"num_examples = {self.num_examples}",
-            lambda x: self.expected_size <= x <= self.num_examples,
+            at_least=self.expected_size,
+            at_most=self.num_examples,
         )
 
     @property
@@ -77,7 +78,7 @@ class TruncatedPoissonSampling(SamplingLaw):
         Raises:
           ValueError: as the base class; or the installed dp_accounting does not know the event.
         """
-        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         if noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         event = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws.base import SamplingLaw
+from tf_adadp.utils.checks import check_noise_multiplier, check_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,7 @@ class UnknownSampling(SamplingLaw):
     declared: ClassVar[bool] = False
 
     def __post_init__(self):
-        if not isinstance(self.reason, str) or not self.reason.strip():
-            raise ValueError(f"reason must be a non-empty string, got {self.reason!r}.")
+        check_text("reason", self.reason)
 
     @property
     def neighboring_relation(self) -> None:
@@ -45,7 +44,7 @@ class UnknownSampling(SamplingLaw):
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns an `UnsupportedDpEvent`, which every accountant refuses."""
         del microbatched
-        if _checks.noise_multiplier(noise_multiplier) == 0:
+        if check_noise_multiplier(noise_multiplier) == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.UnsupportedDpEvent()
 

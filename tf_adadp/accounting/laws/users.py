@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import dp_accounting
 
-from tf_adadp.accounting import _checks
 from tf_adadp.accounting.laws.base import SamplingLaw
 from tf_adadp.accounting.laws.poisson import poisson_event
+from tf_adadp.utils.checks import check_noise_multiplier
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -49,18 +49,18 @@ class UserSampling(SamplingLaw):
     unit: ClassVar[str] = "user"
 
     def __post_init__(self):
-        self._set_integer("num_users", "an integer ≥ 1", lambda x: x >= 1)
+        self._set_integer("num_users", "an integer ≥ 1", at_least=1)
         self._set_size(
             "expected_users",
-            f"positive and at most num_users = {self.num_users}",
-            lambda x: 0 < x <= self.num_users,
+            f"a number > 0, at most num_users = {self.num_users}",
+            self.num_users,
         )
-        self._set_integer("max_records_per_user", "an integer ≥ 1", lambda x: x >= 1)
+        self._set_integer("max_records_per_user", "an integer ≥ 1", at_least=1)
         most = self.max_records_per_user * self.expected_users
         self._set_size(
             "expected_size",
-            f"positive and at most max_records_per_user · expected_users = {most:g}",
-            lambda x: 0 < x <= most,
+            f"a number > 0, at most max_records_per_user · expected_users = {most:g}",
+            most,
         )
         self._check_declared()
 
@@ -91,7 +91,7 @@ class UserSampling(SamplingLaw):
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
         """Returns PoissonSampled(q, Gaussian(σ*/k)), with σ*/(2k) if microbatched."""
-        noise_multiplier = _checks.noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         sensitivity = self.max_records_per_user * (2 if microbatched else 1)
         return poisson_event(self.probability, noise_multiplier / sensitivity)
 

@@ -36,8 +36,8 @@ class Prior(abc.ABC):
     distributable = True  # False where `update` has branches: several replicas cannot take them
 
     def __init__(self, *, exponent=0.25, floor=FLOOR):
-        self.exponent = check_number("exponent", exponent, "a finite number above 0", above=0)
-        self.floor = check_number("floor", floor, "a number in [0, 1)", at_least=0, below=1)
+        self.exponent = check_number("exponent", exponent, above=0)
+        self.floor = check_number("floor", floor, at_least=0, below=1)
         self._shapes = None
 
     def build(self, add_variable, variables):

@@ -25,7 +25,7 @@ class ExponentialPrior(Prior):
 
     def __init__(self, *, decay=0.995, pooling="row", shrinkage=True, **kwargs):
         super().__init__(**kwargs)
-        self.decay = check_number("decay", decay, "a number in [0, 1)", at_least=0, below=1)
+        self.decay = check_number("decay", decay, at_least=0, below=1)
         self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.shrinkage = check_bool("shrinkage", shrinkage)
 

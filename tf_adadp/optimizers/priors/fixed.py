@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.optimizers.priors.base import Prior
+from tf_adadp.utils.checks import check_instance
 
 
 class _Fixed(Prior):
@@ -77,8 +78,7 @@ class FixedPrior(_Fixed):
 
     def __init__(self, scales, *, floor=0.0):
         super().__init__(floor=floor)
-        if not isinstance(scales, dict):
-            raise TypeError(f"scales={scales!r}: give a dict {{variable path prefix: scale}}.")
+        check_instance("scales", scales, dict, "a dict {variable path prefix: scale}")
         self.scales = {}
         for prefix, scale in scales.items():
             try:

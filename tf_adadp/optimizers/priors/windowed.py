@@ -25,7 +25,7 @@ class WindowedPrior(ExponentialPrior):
 
     def __init__(self, *, window=10, decay=0.9, **kwargs):
         super().__init__(decay=decay, **kwargs)
-        self.window = check_integer("window", window, "an integer of at least 1", at_least=1)
+        self.window = check_integer("window", window, at_least=1)
 
     def _build(self, add_variable, variables):
         super()._build(add_variable, variables)
