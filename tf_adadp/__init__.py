@@ -1,7 +1,7 @@
 """Differentially private training of Keras models with adaptive optimizers.
 
-`import tf_adadp as dp` is cheap: the names below load TensorFlow when they are first used, and
-`tf_adadp.accounting` never loads it.
+`import tf_adadp as dp` is cheap: the names in `__init__.pyi` load TensorFlow when they are first
+used, and `tf_adadp.accounting` never loads it.
 """
 
 import importlib
@@ -9,72 +9,11 @@ import importlib.abc
 import importlib.util
 import sys
 
-__version__ = "0.1.0"
+import lazy_loader
 
-_MODULE_OF = {
-    "ADADP": "optimizers",
-    "ADAL": "optimizers",
-    "ADAN": "optimizers",
-    "AGD": "optimizers",
-    "AdaCliP": "optimizers",
-    "AutoSGD": "optimizers",
-    "ClippedSums": "clipping",
-    "DPAdam": "optimizers",
-    "DPModel": "model",
-    "DPOPT": "optimizers",
-    "DPOptimizer": "optimizers",
-    "DPPCA": "pca",
-    "DPRMSprop": "optimizers",
-    "DPSGD": "optimizers",
-    "DeclaredLots": "sampling",
-    "FixedSizeLots": "sampling",
-    "InverseSqrtDecay": "optimizers",
-    "PCAProjection": "pca",
-    "PoissonLots": "sampling",
-    "PrivacyCallback": "callbacks",
-    "PrivacyLedger": "accounting",
-    "PrivacyWarning": "accounting",
-    "RawMetricsWarning": "metrics",
-    "ReleasedMetrics": "metrics",
-    "SADPSGD": "optimizers",
-    "ShuffledLots": "sampling",
-    "TruncatedPoissonLots": "sampling",
-    "UserLots": "sampling",
-    "accounting": None,
-    "audit": None,
-    "clipped_sum": "gradients",
-    "clipping": None,
-    "load_model": "model",
-    "make_lot": "sampling",
-    "make_private": "optimizers",
-    "noise": None,
-    "priors": "optimizers",
-    "private_step": "training.private_step",
-    "replicas": "distribution",
-    "validate": "validation",
-    "workers": "distribution",
-}
-__all__ = sorted(_MODULE_OF)
-_NEEDS_KERAS = {
-    f"{__name__}.{module or name}"
-    for name, module in _MODULE_OF.items()
-    if (module or name) != "accounting"
-}
+__version__ = "0.2.0"
 
-
-def __getattr__(name):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _MODULE_OF[name]
-    value = importlib.import_module(f"{__name__}.{module or name}")
-    if module is not None:
-        value = getattr(value, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def _register():
@@ -83,6 +22,13 @@ def _register():
         return
     for module in ("model", "pca"):  # the modules with classes of saved models
         importlib.import_module(f"{__name__}.{module}")
+
+
+def _is_importing_keras():
+    """Tells whether one of our own modules is importing Keras; it would be met half made."""
+    free = (f"{__name__}.accounting", f"{__name__}.utils")
+    needing = [m for m in sys.modules if m.startswith(f"{__name__}.") and not m.startswith(free)]
+    return bool(needing) or f"{__name__}.utils.keras_compat" in sys.modules
 
 
 class _RegisterAfterKeras(importlib.abc.MetaPathFinder):
@@ -102,8 +48,7 @@ class _RegisterAfterKeras(importlib.abc.MetaPathFinder):
 
             def execute_and_register(module):
                 execute(module)
-                # Not where one of our own modules is importing Keras: it would be met half made.
-                if not any(name in sys.modules for name in _NEEDS_KERAS):
+                if not _is_importing_keras():
                     _register()
 
             spec.loader.exec_module = execute_and_register

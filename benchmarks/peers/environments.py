@@ -14,7 +14,7 @@ import sys
 
 DIR = pathlib.Path(__file__).resolve().parents[2] / ".peers"
 REQUIREMENTS = {
-    "tf_privacy": ("tensorflow==2.15.1", "tensorflow-privacy==0.9.0"),
+    "tf_privacy": ("tensorflow==2.15.1", "tensorflow-privacy==0.9.0", "lazy_loader==0.6"),
     "opacus": ("torch==2.15.0", "opacus==1.6.0"),
     "jax_privacy": ("jax==0.10.2", "jax-privacy==2.0.0"),
 }
