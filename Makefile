@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .PHONY: demo test lint bench nightly parity clean
 
-$(BIN)/ready: setup.py
+$(BIN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[examples,test]"

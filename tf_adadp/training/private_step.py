@@ -76,8 +76,17 @@ def private_step(
     step = _step(model, loss, lot, optimizer, jit_compile, gradient_engine)
     step.begin(law)
 
+    releases = optimizer._lot_releases
+
     def charge(lot):
-        optimizer.charges.charge_lot(ledger, law, lot, model.trainable_variables)
+        claim = releases.claim(lot, model.trainable_variables, ledger, law.full_batch)
+        try:
+            optimizer.charge(ledger, law)
+        except BaseException:
+            claim.undo()
+            raise
+        if law.full_batch:
+            releases.expire()  # the lot was allowed above
 
     if not tf.executing_eagerly():
         if optimizer.event_varies:
@@ -90,7 +99,7 @@ def private_step(
             step.take(lot, law.expected_lot_size)
         return
     charge(lot)
-    with optimizer.charges.expiring(1):
+    with optimizer.expiring(1):
         step.compiled(lot, law.expected_lot_size)
 
 
