@@ -189,7 +189,7 @@ class DPModel(keras.Model):
         validation.check_layers(self.model)
         self._weights_ledger.close_uncharged(self._ledger_carriers)
         sigma = None if released_metrics is None else released_metrics.noise_multiplier
-        optimizer.cover_metrics(sigma)
+        optimizer.charges.cover_metrics(sigma)
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -591,7 +591,7 @@ class DPModel(keras.Model):
         # In the portions in which they will be charged, so that entries begin at the same steps.
         portion = steps if run.law.lots_per_pass == 1 else self.steps_per_execution
         for taken in range(0, steps, portion):
-            self.optimizer.record(
+            self.optimizer.charges.announce(
                 ledger,
                 run.law,
                 min(portion, steps - taken),

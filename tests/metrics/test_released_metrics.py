@@ -288,12 +288,12 @@ def assert_same(event, expected):
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 def test_a_step_is_charged_as_one_gaussian_on_the_lot(law):
     optimizer = dp.DPSGD(noise_multiplier=4.0)
-    optimizer.cover_metrics(20.0)
+    optimizer.charges.cover_metrics(20.0)
     assert_same(optimizer.event(law), LAWS[law])
     ledger = PrivacyLedger()
     optimizer.charge(ledger, law)
     assert ledger.entries[0].origin == "DPSGD, with released metrics"
-    optimizer.cover_metrics(None)
+    optimizer.charges.cover_metrics(None)
     assert optimizer.event(law) == law.event(4.0)
 
 
@@ -304,7 +304,7 @@ def test_truncated_lots_and_microbatches():
     assert event.noise_multiplier == pytest.approx(both)
     assert law.matches(event)
     microbatched = dp.DPSGD(noise_multiplier=4.0, microbatch_size=2)
-    microbatched.cover_metrics(20.0)
+    microbatched.charges.cover_metrics(20.0)
     event = microbatched.event(PoissonSampling(600, 60))
     assert event.event.noise_multiplier == pytest.approx((1 / 2**2 + 1 / 20**2) ** -0.5)
 
@@ -312,14 +312,14 @@ def test_truncated_lots_and_microbatches():
 def test_optimizers_with_events_of_their_own():
     law = PoissonSampling(600, 60)
     budgeted = dp.DPOPT(noise_multiplier=4.0, directions="budgeted", direction_noise_multiplier=8.0)
-    budgeted.cover_metrics(20.0)
+    budgeted.charges.cover_metrics(20.0)
     assert budgeted.event(law).event.noise_multiplier == pytest.approx(
         (1 / 16 + 1 / 64 + 1 / 400) ** -0.5
     )
     annealing = dp.SADPSGD(
         noise_multiplier=4.0, energy_data=data(), energy_noise_multiplier=5.0, energy_clip=1.0
     )
-    annealing.cover_metrics(20.0)
+    annealing.charges.cover_metrics(20.0)
     step, energy = annealing.event(law).events
     assert_same(step, poisson(0.1, 4.0, 20.0))
     assert energy == Gaussian(5.0)
@@ -327,7 +327,7 @@ def test_optimizers_with_events_of_their_own():
         dp.ADADP(noise_multiplier=4.0, prior="raw", clipping="local"),
         dp.DPSGD(noise_multiplier=0, allow_no_noise=True),
     ):
-        without.cover_metrics(20.0)
+        without.charges.cover_metrics(20.0)
         assert without.event(law) == dp_accounting.NonPrivateDpEvent()
 
 
@@ -405,7 +405,7 @@ def test_an_optimizer_that_another_model_compiled_charges_nothing_it_does_not_kn
     with pytest.raises(ValueError, match="other released_metrics since"):
         fit(model)
     assert model.ledger.steps == before
-    model.optimizer.cover_metrics(TINY)
+    model.optimizer.charges.cover_metrics(TINY)
 
 
 def test_released_metrics_are_charged_and_steer_and_raw_ones_are_not_in_the_logs():

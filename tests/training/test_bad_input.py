@@ -167,7 +167,7 @@ def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_
     for act in (
         lambda: optimizer.event(law),
         lambda: optimizer.charge(ledger, law),
-        lambda: optimizer.record(ledger, law, 1),
+        lambda: optimizer.charges.announce(ledger, law, 1),
         lambda: optimizer.charged(ledger, law, 1).__enter__(),
         lambda: optimizer.apply_private(sums, 30.0),
         lambda: tf.function(lambda: optimizer.apply_private(sums, 30.0), autograph=False)(),

@@ -164,7 +164,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._largest_move = scalar("largest_move", "float32")  # since the last change of max_step
         self._moves = scalar("moves", "int32")
         self._direction = self._add_slots("direction", variables)
-        # Set by `_start`, from public numbers; `spent` by `charge`.
+        # Set by `_start`, from public numbers; `spent` by `before_charge`.
         self._selection_epsilon = scalar("selection_epsilon", "float64")
         self._filter_order = scalar("filter_order", "float64")
         self._spent = scalar("spent", "float64")
@@ -225,42 +225,38 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
         self._start(law)
         return self._claimed_event(law)
 
-    def charge(self, ledger, law, steps=1, *, releases_per_lot=1, **options):
-        """Counts one release against the budget, and writes it into a ledger, before it is made.
+    def before_charge(self, ledger, law, steps):
+        """Counts one release against the budget, before it is charged and made.
 
         What AGD released about these weights earlier, and the ledger knows of, counts as well.
 
         Raises:
-            ValueError: steps ≠ 1 or releases_per_lot ≠ 1; the release does not fit the budget.
-                Nothing is charged then.
+            ValueError: steps ≠ 1; the release does not fit the budget. Nothing is charged then.
         """
-        if releases_per_lot != 1:
-            self._joint_event(law, releases_per_lot)  # refuses it
         if steps != 1:
             raise ValueError(
                 f"steps={steps}: the event of AGD's next step follows from this one's outcome. "
                 "Charge them one by one."
             )
-        if self._charged_releases > self._noise_key.releases:
+        if self.charges.waiting:
             raise ValueError(
                 "An earlier charge waits for its release: the next costs what that one decides. "
                 "Make the release first; after an error use `with optimizer.charged(…)`, under "
                 "which a charge without a release expires."
             )
-        if not self._exact:
-            self._start(law)
-            event, budget = self._claimed_event(law), self.budget_filter
-            spent = max(_number(self._spent), self._recorded(ledger, budget))
-            if not budget.has_room(spent, [event]):
-                raise ValueError(
-                    f"total_epsilon={self.total_epsilon} at total_delta={self.total_delta:g} is "
-                    f"spent: {spent:.4g} of the Rényi budget {budget.budget:.4g} at order "
-                    f"{budget.order:g}, counting {len(ledger.entries)} entries of the ledger, and "
-                    f"the next release costs {budget.cost(event):.4g}."
-                )
-            ledger.begin_budget(budget)
-            self._spent.assign(spent + budget.cost(event))
-        super().charge(ledger, law, steps, **options)
+        if self._exact:
+            return
+        event, budget = self._claimed_event(law), self.budget_filter
+        spent = max(_number(self._spent), self._recorded(ledger, budget))
+        if not budget.has_room(spent, [event]):
+            raise ValueError(
+                f"total_epsilon={self.total_epsilon} at total_delta={self.total_delta:g} is "
+                f"spent: {spent:.4g} of the Rényi budget {budget.budget:.4g} at order "
+                f"{budget.order:g}, counting {len(ledger.entries)} entries of the ledger, and "
+                f"the next release costs {budget.cost(event):.4g}."
+            )
+        ledger.begin_budget(budget)
+        self._spent.assign(spent + budget.cost(event))
 
     def _recorded(self, ledger, budget):
         """The Rényi cost of what the ledger has from AGD."""

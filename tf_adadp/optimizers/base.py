@@ -3,23 +3,19 @@
 import contextlib
 import contextvars
 import inspect
-import math
 import numbers
-import threading
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_adadp import __version__, clipping, noise
-from tf_adadp.accounting.events import is_non_private
-from tf_adadp.charging.lot_releases import LotReleases, when_run
+from tf_adadp.charging.charges import Charges
 from tf_adadp.distribution import replicas
-from tf_adadp.persistence.weights_ledger import OPTIMIZERS_TAG, note_charged
 from tf_adadp.utils.checks import check_bool, check_integer, check_number
 
-_CHARGED = ("event", "record", "charge", "step_on_lot")  # see `covers_metrics`
-_CHARGING = threading.Lock()
+# What classes could override in 0.1: a charge that they add there would be lost.
+_NO_HOOKS = frozenset(("record", "expiring", "cover_metrics"))
 _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 # The set of the `step_on_lot` that runs, in the thread of its replica.
 _SET_OF_STEP = contextvars.ContextVar("set of a step", default=None)
@@ -83,8 +79,9 @@ class DPOptimizer:
     _read_only = frozenset()  # set at the end of this module and for every subclass
     moves_every_step = True  # False where a step may leave the weights as they were
     distributable = True  # False where branches hold what replicas do together
-    # Whether the class that defines any of `_CHARGED` knows of metrics released from the same lot:
-    # its event covers them, and its step shows every example to `on_batch` once. Not inherited.
+    # Whether a class that defines its own event, charge or step counts metrics released from the
+    # same lot: its event covers them, and its step shows every example to `on_batch` once. Not
+    # inherited.
     covers_metrics = True
     event_varies = False  # True where the coming step's event depends on what was released
     # Whether a step is one noisy sum and nothing else, so that K steps on one lot are one Gaussian
@@ -159,9 +156,7 @@ class DPOptimizer:
         self.automatic_clipping = automatic_clipping
         self._noise_key = noise.SecretKey(self.seed)
         self._example_key = noise.SecretKey(self.seed, "examples")
-        self._charged_releases = 0
-        self._lot_releases = LotReleases()
-        self._metrics_noise_multiplier = None
+        self.charges = Charges(self, self._noise_key)
         self._build_failed = False
 
     def __init_subclass__(cls, **kwargs):
@@ -172,6 +167,11 @@ class DPOptimizer:
                     f"class {cls.__name__}: {base.__name__} comes before DPOptimizer, and would "
                     f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
                 )
+        for name in _NO_HOOKS.intersection(vars(cls)):
+            raise TypeError(
+                f"class {cls.__name__} defines {name}, which nothing calls: charges are made by "
+                "optimizer.charges. For another price of a step override `event`."
+            )
         cls._read_only = _read_only_names(cls)
 
     def _require_noise_multiplier(self):
@@ -192,10 +192,9 @@ class DPOptimizer:
         return clip if isinstance(clip, float) else dict(clip)
 
     @property
-    def ledger_origin(self):
-        """Who released, in the entries of a ledger."""
-        with_metrics = "" if self._metrics_noise_multiplier is None else ", with released metrics"
-        return type(self).__name__ + with_metrics
+    def ledger_origin(self) -> str:
+        """The origin in the entries of a ledger, but for released metrics."""
+        return type(self).__name__
 
     def __setattr__(self, name, value):
         if name in self._read_only and hasattr(self, name):
@@ -248,10 +247,7 @@ class DPOptimizer:
         self._build_private(variables)
         self.built = True
         self._build_failed = False
-        for variable in variables:
-            setattr(variable, OPTIMIZERS_TAG, (*getattr(variable, OPTIMIZERS_TAG, ()), self))
-        for ledger in self.__dict__.pop("_charged_before", ()):
-            note_charged(variables, ledger)
+        self.charges.attach(variables)
 
     def _add_slots(self, name, variables):
         """State of the form of the variables: float32, zeros."""
@@ -286,38 +282,15 @@ class DPOptimizer:
     def _sum_event(self, law, noise_multiplier):
         """The event of one noisy clipped sum, and of the metrics that are released beside it."""
         microbatched = self.microbatch_size > 1
-        if self._metrics_noise_multiplier is None:
+        sigma_m = self.metrics_noise_multiplier
+        if sigma_m is None:
             return law.event(noise_multiplier, microbatched=microbatched)
-        return law.event_with_metrics(
-            noise_multiplier, self._metrics_noise_multiplier, microbatched=microbatched
-        )
+        return law.event_with_metrics(noise_multiplier, sigma_m, microbatched=microbatched)
 
     @property
     def metrics_noise_multiplier(self):
         """σ_m of metrics that every step releases from its lot and `event` covers; None: none."""
-        return self._metrics_noise_multiplier
-
-    def cover_metrics(self, noise_multiplier):
-        """Lets `event` cover metrics of this multiplier (None: none) from now on.
-
-        `DPModel.compile` does so for its `released_metrics`, and refuses to go on where another
-        model's `compile` changed it since. A subclass that overrides `event` counts them with
-        `SamplingLaw.event_with_metrics`, and says `covers_metrics = True` in its own body.
-
-        Raises:
-            ValueError: this optimizer's steps are charged by an event that knows of no metrics.
-        """
-        if noise_multiplier is not None:
-            for name in _CHARGED:
-                owner = next(c for c in type(self).__mro__ if name in vars(c))
-                if not vars(owner).get("covers_metrics", False):
-                    raise ValueError(
-                        f"released_metrics with {type(self).__name__}: {owner.__name__}.{name} "
-                        "charges or makes its steps by itself, and knows of no other release from "
-                        "the same lot. Leave released_metrics out (log_raw_metrics=False keeps raw "
-                        "ones out of the logs), or take another optimizer."
-                    )
-        self._metrics_noise_multiplier = noise_multiplier
+        return self.charges.metrics_noise_multiplier
 
     def charge(
         self,
@@ -353,70 +326,17 @@ class DPOptimizer:
         Raises:
             ValueError: releases_per_lot > 1 and a step of this optimizer is not one noisy sum.
         """
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                "charge inside of a tf.function would charge once, when the graph is traced, and "
-                "not when it runs. Call it from Python before every run; or call "
-                "tf_adadp.private_step inside, which charges at every run."
-            )
-        self._noise_key.check_process()
-        self.record(
+        self.charges.charge(
             ledger,
             law,
             steps,
-            position=self._lot_releases.position(ledger, law, position, releases_per_lot),
+            position=position,
             reproducible_sampling=reproducible_sampling,
             releases_per_lot=releases_per_lot,
         )
-        self._lot_releases.pay(ledger, law, steps, position, releases_per_lot)
-        self._count_charged(steps)
-        if self.built:
-            note_charged(self._trainable_variables, ledger)
-        else:  # past `__setattr__`, which would look for variables in it
-            self.__dict__.setdefault("_charged_before", []).append(ledger)
 
-    def _count_charged(self, releases):
-        with _CHARGING:
-            self._charged_releases += releases
-
-    def record(
-        self,
-        ledger,
-        law,
-        steps,
-        *,
-        position=0,
-        reproducible_sampling=False,
-        releases_per_lot=1,
-    ):
-        """Writes what `charge` writes, and pays for no release: for what is only announced."""
-        self._require_noise_multiplier()
-        of_step = self._joint_event(law, releases_per_lot)
-        for event, count in law.charges(of_step, steps, position):
-            ledger.add(
-                event,
-                count,
-                law=law,
-                origin=self.ledger_origin,
-                reproducible_noise=self.seed is not None or reproducible_sampling,
-                adaptive=self.event_varies,
-            )
-
-    def _joint_event(self, law, releases_per_lot):
-        """Returns the event of K steps on the same lot; that of one step for K = 1."""
-        event = self.event(law)
-        if check_integer("releases_per_lot", releases_per_lot, at_least=1) == 1:
-            return event
-        if is_non_private(event):
-            return event
-        microbatched = self.microbatch_size > 1
-        if not self.releases_one_sum or event != law.event(self.noise_multiplier, microbatched):
-            raise ValueError(
-                f"releases_per_lot={releases_per_lot} with {type(self).__name__}: what several of "
-                "its steps on one lot cost together is not known, because a step releases more "
-                "than one noisy sum. Draw a new lot for every step."
-            )
-        return law.event(self.noise_multiplier / math.sqrt(releases_per_lot), microbatched)
+    def before_charge(self, ledger, law, steps):
+        """Hook: a charge of `steps` releases comes next. Raises where a budget has no room."""
 
     @contextlib.contextmanager
     def charged(self, ledger, law, steps, *, position=0, reproducible_sampling=False):
@@ -428,19 +348,8 @@ class DPOptimizer:
         self.charge(
             ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
         )
-        with self.expiring(steps):
+        with self.charges.expiring(steps):
             yield
-
-    @contextlib.contextmanager
-    def expiring(self, steps):
-        """Lets `steps` charges that were made for the `with` block expire where it ends."""
-        before = self._noise_key.releases
-        try:
-            yield
-        finally:
-            made = self._noise_key.releases - before
-            self._count_charged(-max(0, steps - made))
-            self._lot_releases.expire()
 
     def example_seed(self):
         """A fresh int64 [2] seed for the examples' own randomness: dropout, microbatch slots.
@@ -471,13 +380,13 @@ class DPOptimizer:
 
     @property
     def releases(self):
-        """How many releases this process made, charged or not."""
-        return self._noise_key.releases
+        """The number of releases that this process made, charged or not."""
+        return self.charges.releases
 
     @property
     def uncharged_releases(self):
-        """How many releases this process made that no `charge` paid for."""
-        return max(0, self._noise_key.releases - self._charged_releases)
+        """The number of releases that this process made and no `charge` paid for."""
+        return self.charges.uncharged
 
     def renew_keys(self, agree=None):
         """New keys for noise and examples' randomness; see `noise.SecretKey.renew`."""
@@ -586,7 +495,8 @@ class DPOptimizer:
                 f"{len(sums)} variables: give one for each, None where there is none."
             )
         self._check_set_is_known(sums)
-        with tf.control_dependencies(self._claim_lot(sums)):
+        lot = getattr(sums, "lot", None)
+        with tf.control_dependencies(self.charges.claim(lot, self._trainable_variables)):
             released = self._release(sums, expected_lot_size)
             if regularization_gradients is not None:
                 released = [
@@ -616,22 +526,6 @@ class DPOptimizer:
                 "tf_adadp.ClippedSums(sums, clipping_set), with the optimizer.clipping_set() that "
                 "they were clipped to."
             )
-
-    def _claim_lot(self, sums):
-        """Takes a release from the lot of the sums, where it is known, or refuses it.
-
-        Returns:
-            In a graph the operations that do so when it runs; else an empty list.
-        """
-        lot = getattr(sums, "lot", None)
-        if lot is None or replicas.num_replicas() > 1:
-            return []
-
-        def claim(lot):
-            if self._lot_releases.claim(lot, self._trainable_variables).of_several:
-                self._count_charged(1)
-
-        return when_run(claim, lot)
 
     def _release(self, sums, expected_lot_size):
         """g̃, from the noisy mean and the public constant a."""
@@ -856,7 +750,7 @@ def _read_only_names(cls):
         parents = {p for parent in (*parents, keras.optimizers.Optimizer) for p in parent.__mro__}
         if base not in parents:
             names |= _arguments(base).difference(*map(_arguments, parents))
-    return frozenset(names | {f"_{name}" for name in names})
+    return frozenset(names | {f"_{name}" for name in names} | {"charges"})
 
 
 def _arguments(cls):

@@ -143,7 +143,7 @@ def load(model, path):
     sync_folder(path)
     for name, key in _keys(optimizer).items():
         key.take_over(*state["keys"][name])
-    optimizer._charged_releases = optimizer._noise_key.releases
+    optimizer.charges.settle()
     return state["lots"]
 
 

@@ -76,17 +76,8 @@ def private_step(
     step = _step(model, loss, lot, optimizer, jit_compile, gradient_engine)
     step.begin(law)
 
-    releases = optimizer._lot_releases
-
     def charge(lot):
-        claim = releases.claim(lot, model.trainable_variables, ledger, law.full_batch)
-        try:
-            optimizer.charge(ledger, law)
-        except BaseException:
-            claim.undo()
-            raise
-        if law.full_batch:
-            releases.expire()  # the lot was allowed above
+        optimizer.charges.charge_lot(ledger, law, lot, model.trainable_variables)
 
     if not tf.executing_eagerly():
         if optimizer.event_varies:
@@ -99,7 +90,7 @@ def private_step(
             step.take(lot, law.expected_lot_size)
         return
     charge(lot)
-    with optimizer.expiring(1):
+    with optimizer.charges.expiring(1):
         step.compiled(lot, law.expected_lot_size)
 
 

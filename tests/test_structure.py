@@ -1,0 +1,102 @@
+"""Rules of the house: rooms and their order, sizes, tags, documentation.
+
+Private names of Keras and TensorFlow: `utils/test_keras_compat.py`.
+"""
+
+import ast
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "tf_adadp"
+# From low to high; docs/design/rooms.md says what each holds.
+ROOMS = (
+    "utils",
+    "accounting",
+    "distribution",
+    "clipping",
+    "noise",
+    "gradients",
+    "sampling",
+    "persistence",
+    "charging",
+    "optimizers",
+    "metrics",
+    "validation",
+    "pca",
+    "training",
+    "model",
+    "callbacks",
+    "audit",
+)
+WITHOUT_TENSORFLOW = re.compile(
+    r"tf_adadp\.(accounting|utils)(?!\.(keras_compat|flat_groups)$)(\.|$)"
+)
+
+
+def _name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def _imports(name):
+    """Yields the modules that a module imports, also inside functions."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute."
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in FILES else node.module
+
+
+IMPORTS = {name: set(_imports(name)) for name in FILES}
+
+
+def test_every_module_is_in_a_room():
+    rooms = {name.split(".")[1] for name in FILES if name != "tf_adadp"}
+    assert rooms <= set(ROOMS)
+
+
+def test_no_module_imports_itself_through_others():
+    edges = {name: IMPORTS[name] & set(FILES) for name in FILES}
+    done, circles = set(), []
+
+    def visit(name, path):
+        if name in path:
+            circles.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name not in done:
+            for imported in sorted(edges[name]):
+                visit(imported, [*path, name])
+            done.add(name)
+
+    for name in FILES:
+        visit(name, [])
+    assert not circles
+
+
+def test_accounting_imports_no_tensorflow():
+    found = [
+        f"{name} imports {imported}"
+        for name in FILES
+        if WITHOUT_TENSORFLOW.match(name)
+        for imported in IMPORTS[name]
+        if imported.split(".")[0] in ("keras", "tensorflow")
+        or imported.startswith("tf_adadp")
+        and not WITHOUT_TENSORFLOW.match(imported)
+    ]
+    assert not found
+
+
+def test_every_module_has_a_docstring():
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_the_build_notes_are_short():
+    notes = (ROOT / "BUILD_NOTES.md").read_text(encoding="utf-8")
+    assert len(notes.splitlines()) < 250
