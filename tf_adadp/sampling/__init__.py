@@ -1,8 +1,8 @@
 """Lots of examples drawn by a known sampling law.
 
-A lot is the set of examples of one private step. What the step costs depends on the law by which
-the lot was drawn, so the object that draws also states the law (`lots.law`) and whoever charges the
-step reads it there.
+A lot is the set of examples of one private step. The cost of the step depends on the law by which
+the lot was drawn, so the object that draws also states the law, `lots.law`, and charges read it
+there.
 
 - `PoissonLots`: every example enters every lot independently with probability L/N. The default.
 - `TruncatedPoissonLots`: the same, cut to a maximum size.
@@ -14,7 +14,8 @@ step reads it there.
 All are `Lots`: `as_dataset(physical_batch_size)` and `take(num_lots, physical_batch_size)`
 give elements `((x, y, sample_weight), mask)`, each lot cut into whole physical batches.
 
-`make_lot` packs examples that somebody else drew into the same form.
+`make_lot` packs examples that the caller drew into the same form. `SampledLots` is the base class
+of lots drawn at random.
 """
 
 from tf_adadp.sampling.base import Lots

@@ -1,8 +1,9 @@
-"""What all lots have in common: counting steps, padding, structures, tf.data."""
+"""The base class of lots: steps, padding, structures and datasets."""
 
 import abc
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import keras
@@ -11,8 +12,8 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.exit import drawing_lock, until_exit
 from tf_adadp.sampling.keys import LotKey, StepCounter
-from tf_adadp.sampling.packing import check_physical_batch_size, pack, physical_batches
-from tf_adadp.sampling.sources import ArraySource, ItemSource, Spec, padding
+from tf_adadp.sampling.packing import Lot, check_physical_batch_size, pack, physical_batches
+from tf_adadp.sampling.sources import Rows, Source, Spec, padding
 from tf_adadp.utils.checks import check_integer
 
 
@@ -75,17 +76,17 @@ class Lots(abc.ABC):
         return self._law
 
     @property
-    def num_examples(self):
-        """N, the number of examples lots are drawn from; None where that is private."""
+    def num_examples(self) -> int | None:
+        """N, the number of examples that lots are drawn from; None where that is private."""
         return self.law.num_examples
 
     @property
-    def expected_size(self):
-        """L, the expected number of examples in a lot, a float. Sums are divided by it."""
+    def expected_size(self) -> float:
+        """L, the expected number of examples in a lot. Sums are divided by it."""
         return float(self.law.expected_lot_size)
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """⌈N/L⌉."""
         return math.ceil(self.num_examples / self.expected_size)
 
@@ -105,13 +106,13 @@ class Lots(abc.ABC):
         return None
 
     @property
-    def source(self) -> ArraySource | ItemSource | None:
+    def source(self) -> Source | None:
         """The examples that lots are drawn from; None where they cannot be read one by one."""
         return None
 
     @property
-    def step(self):
-        """The index of the next lot, counting those that a dataset has reserved or drawn ahead.
+    def step(self) -> int:
+        """The index of the next lot, after those that a dataset has reserved or drawn ahead.
 
         Setting it resumes seeded lots at any step. Lots without a seed can only skip forward:
         going back raises ValueError.
@@ -119,7 +120,7 @@ class Lots(abc.ABC):
         return self.counter.next
 
     @step.setter
-    def step(self, step):
+    def step(self, step: int) -> None:
         step = check_integer("step", step, at_least=0, wrong_type=TypeError)
         if step % self.law.lots_per_pass:
             raise ValueError(
@@ -132,18 +133,20 @@ class Lots(abc.ABC):
             # A new counter: iterators still running on the old one do not disturb the new count.
             self.counter = StepCounter(step)
 
-    def as_dataset(self, physical_batch_size, num_lots=None, start_step=None):
-        """The lots as a prefetched `tf.data.Dataset`.
+    def as_dataset(
+        self, physical_batch_size: int, num_lots: int | None = None, start_step: int | None = None
+    ) -> tf.data.Dataset:
+        """Returns the lots as a prefetched `tf.data.Dataset`.
 
         Each iteration of the dataset continues where the last one ended; none repeats lots. With
-        `num_lots` an iteration reserves that many steps when it begins, so that `step` does not
-        depend on how far prefetching ran. Without it, `step` runs ahead of the consumer by what is
-        prefetched: who wants to resume keeps count of the lots used.
+        `num_lots` an iteration reserves that many steps when it begins, so `step` does not depend
+        on prefetching. Without it, `step` runs ahead of the consumer by the prefetched lots: count
+        the lots you use if you want to resume.
 
         Args:
             physical_batch_size: B, rows per physical batch.
             num_lots: lots per iteration; None for lots without end.
-            start_step: where the first iteration starts, as if `step` had been set to it; None for
+            start_step: first step of the first iteration, as if `step` had been set to it; None for
                 `step` at that time. Setting `step` later does not move a seeded dataset that has a
                 `start_step`.
 
@@ -196,11 +199,11 @@ class Lots(abc.ABC):
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
         return dataset.prefetch(1)
 
-    def take(self, num_lots, physical_batch_size):
-        """Iterate over the next `num_lots` lots (None: without end), for custom training loops.
+    def take(self, num_lots: int | None, physical_batch_size: int) -> Iterator[Lot]:
+        """Iterates over the next `num_lots` lots (None: without end), for custom training loops.
 
-        Yields what `as_dataset` yields, as eager tensors. Each lot is drawn when it is asked for,
-        so `step` is exactly the number of lots handed out (those of the rest of a pass included).
+        Yields the elements of `as_dataset`, as eager tensors. Each lot is drawn when it is asked
+        for, so `step` is exactly the number of lots handed out (the rest of a pass included).
 
         Raises:
             TypeError, ValueError: an argument is no integer or less than 1.
@@ -222,8 +225,8 @@ class Lots(abc.ABC):
 
         return lots()
 
-    def _padded_rows(self, step, size):
-        """`_rows`, padded to the number of physical batches of the largest lot, where there is one.
+    def _padded_rows(self, step: int, size: int) -> Rows:
+        """Pads `_rows` to the physical batches of the largest lot, if lots are bounded.
 
         So the shape of a lot, and the work on it, do not tell how many rows are real.
         """
@@ -236,21 +239,21 @@ class Lots(abc.ABC):
             leaves = [padding(spec, total, total) for spec in self._present_specs()]
         return count, leaves
 
-    def supply(self):
-        """Returns `take(count)`, to be called before so many lots of an iteration are used.
+    def supply(self) -> Callable[[int], None]:
+        """Returns a function `reserve(count)`, to be called before `count` further lots are used.
 
-        It raises a ValueError where they cannot all be drawn. These lots never end.
+        It raises a ValueError where they cannot all be drawn. Lots that are sampled never end.
         """
         return lambda count: None
 
     @abc.abstractmethod
-    def _rows(self, step, multiple):
-        """The number n of examples of lot `step`, and its rows padded to a multiple of `multiple`.
+    def _rows(self, step: int, multiple: int) -> Rows:
+        """Returns the size n of lot `step`, and its rows padded to a multiple of `multiple`.
 
         One array per leaf of `element_spec` that is not None.
         """
 
-    def _present_specs(self):
+    def _present_specs(self) -> list[tf.TensorSpec]:
         return [spec for spec in keras.tree.flatten(self.element_spec) if spec is not None]
 
     def __repr__(self):

@@ -1,8 +1,9 @@
-"""Lots that somebody else drew."""
+"""Lots that the user draws."""
 
 import collections
 import threading
 import weakref
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size, ends_in_repeat
-from tf_adadp.sampling.sources import batch_spec, leaf_dtype, leaf_names, padding
+from tf_adadp.sampling.sources import Rows, Spec, batch_spec, leaf_dtype, leaf_names, padding
 from tf_adadp.utils.checks import check_bool, check_integer
 
 _EMPTY = "dataset is empty. It must have at least one batch."
@@ -19,35 +20,32 @@ _ENDED = (
     "each was charged as drawn once. Give a dataset that goes on, train for fewer steps, or say "
     "resamples=True if every iteration over it draws its lots anew."
 )
-
-
 _already_read = weakref.WeakSet()
 
 
 class DeclaredLots(Lots):
     """The batches of a `tf.data.Dataset`, each one lot, under a law that the user states.
 
-    Guarantee: none of its own. What is charged is what `law` says, marked as declared; it holds
-    only if every batch really was drawn by that law, independently of all others. Shuffling and
-    batching is
+    Guarantee: none of its own. Steps are charged by `law`, marked as declared; ε holds only if
+    every batch was drawn by that law, independently of all others. Shuffling and batching is
     NEITHER Poisson sampling NOR sampling without replacement per step: use `PoissonLots` or
     `FixedSizeLots` wherever the data can be read at random.
 
     The dataset is read once, as one stream: a second `as_dataset` goes on where the first one
     stopped. Where it ends, drawing stops with a ValueError; reading it again would use the same
-    lots twice. `fit` looks ahead, and stops before it charges an execution whose lots are not all
-    there. `step` counts; setting it forward does not skip anything in the dataset.
+    lots twice. `fit` reads ahead, and stops before it charges an execution whose lots are not all
+    there. `step` counts lots; setting it forward does not skip anything in the dataset.
 
     Batches that contradict the law are refused: a pipeline that ends in `batch` cannot be Poisson,
     nor can lots of one size that come so often in a row that the law gives it a probability below
-    1e-9 (over the whole stream, so that is how often a true law is refused). `fit` marks the
-    ledger, since what was charged before then was not what was drawn.
+    1e-9 (over the whole stream; a true law is refused with at most that probability). `fit` marks
+    the ledger, since the charges before then were for other lots.
 
     Args:
         dataset: elements `(x, y)` or `(x, y, sample_weight)`, dense tensors with one row per
             example; an empty batch is an empty lot. Floats become `keras.config.floatx()`.
-        law: `tf_adadp.accounting.PoissonSampling(num_examples, expected_size)` or
-            `FixedSizeSampling(num_examples, size)`; `declared` is set to True.
+        law: a law that can be declared: `tf_adadp.accounting.PoissonSampling(num_examples,
+            expected_size)` or `FixedSizeSampling(num_examples, size)`.
         steps_per_epoch: an integer; None for ⌈N/L⌉.
         resamples: True if every iteration over `dataset` draws its lots anew (a generator that
             samples, say). It is then iterated again when it ends. Your word, like the law.
@@ -62,7 +60,13 @@ class DeclaredLots(Lots):
             (a last batch that is short: batch with drop_remainder=True).
     """
 
-    def __init__(self, dataset, law, steps_per_epoch=None, resamples=False):
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        law: SamplingLaw,
+        steps_per_epoch: int | None = None,
+        resamples: bool = False,
+    ):
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"dataset must be a tf.data.Dataset, got a {type(dataset).__name__}. For arrays "
@@ -93,15 +97,15 @@ class DeclaredLots(Lots):
         self._stream = _Stream(dataset, self.law, resamples)
 
     @property
-    def steps_per_epoch(self):
-        """What the user said, or ⌈N/L⌉."""
+    def steps_per_epoch(self) -> int:
+        """The argument, or ⌈N/L⌉."""
         return self._steps_per_epoch
 
-    def supply(self):
-        """See `Lots.supply`: reads ahead, and raises where the dataset ends."""
+    def supply(self) -> Callable[[int], None]:
+        """Returns a function that reads ahead, and raises where the dataset ends; see `Lots`."""
         return self._stream.supply()
 
-    def _rows(self, step, multiple):
+    def _rows(self, step: int, multiple: int) -> Rows:
         count, leaves = self._stream.next()
         padded = []
         for leaf, spec in zip(leaves, self._present_specs(), strict=True):
@@ -114,7 +118,7 @@ class DeclaredLots(Lots):
 class _Stream:
     """The batches of a dataset, each once, in order; some of them read ahead."""
 
-    def __init__(self, dataset, law, resamples):
+    def __init__(self, dataset: tf.data.Dataset, law: SamplingLaw, resamples: bool):
         self._dataset, self._resamples, self._iterator = dataset, resamples, None
         self._sizes = SizeCheck(law)
         self._ahead = collections.deque()
@@ -122,15 +126,15 @@ class _Stream:
         self._lock = threading.RLock()
         self._error = None  # why nothing more can be read
 
-    def next(self):
-        """Returns the next batch, as its number of rows and its leaves."""
+    def next(self) -> Rows:
+        """Returns the number of rows and the leaves of the next batch."""
         with self._lock:
             if not self._ahead:
                 self._read_one()
             return self._ahead.popleft()
 
-    def supply(self):
-        """Returns `take(count)`, which raises unless so many batches more can be drawn."""
+    def supply(self) -> Callable[[int], None]:
+        """Returns a function `take(count)`, which raises unless `count` more can be drawn."""
         with self._lock:
             taken = self._read - len(self._ahead)
 
@@ -179,7 +183,7 @@ class _Stream:
         self._read += 1
 
 
-def _element_spec(dataset):
+def _element_spec(dataset: tf.data.Dataset) -> Spec:
     element = dataset.element_spec
     if not isinstance(element, tuple) or len(element) not in (2, 3):
         raise TypeError(

@@ -1,4 +1,9 @@
-"""Lots of a fixed size."""
+"""Fixed-size lots: uniformly random subsets without replacement."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from tf_adadp.accounting import FixedSizeSampling
 from tf_adadp.sampling.sampled import SampledLots, subset
@@ -25,10 +30,18 @@ class FixedSizeLots(SampledLots, enforces_law=True):
         ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
     """
 
-    def __init__(self, x, y=None, size=None, sample_weight=None, seed=None, transform=None):
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        size: int | None = None,
+        sample_weight: Any = None,
+        seed: int | None = None,
+        transform: Callable[[Any], tuple] | None = None,
+    ):
         source = as_source(x, y, sample_weight, transform)
         law = FixedSizeSampling(num_examples=len(source), size=size)
         super().__init__(source, law, seed)
 
-    def _indices(self, step):
+    def _indices(self, step: int) -> np.ndarray:
         return subset(self._key.generator(step), self.num_examples, self.law.size)

@@ -1,4 +1,4 @@
-"""The randomness of lots: a key that stays secret, and steps that are handed out once."""
+"""The randomness of lots: a secret key, and step indices that are each handed out once."""
 
 import hashlib
 import secrets
@@ -24,7 +24,7 @@ class LotKey:
 
     __slots__ = ("_key", "_process", "seed")
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         self._process = _process.token()
         if seed is None:
             self.seed = None
@@ -37,25 +37,25 @@ class LotKey:
         digest = hashlib.blake2b(str(self.seed).encode(), digest_size=16, person=b"tf_adadp lots")
         self._key = int.from_bytes(digest.digest(), "little")
 
-    def generator(self, step):
-        """The generator of one step, the same at every call within a process."""
+    def generator(self, step: int) -> np.random.Generator:
+        """Returns the generator of one step, the same at every call within a process."""
         self._leave_parent()
         # Philox counts blocks from the low end of a 256-bit counter. The step sits in the upper
         # half, so the streams of two steps meet only after 2^128 blocks.
         return np.random.Generator(np.random.Philox(key=self._key, counter=step << 128))
 
-    def _leave_parent(self):
+    def _leave_parent(self) -> None:
         if self._process is not _process.token() and self.seed is None:
             self._key, self._process = secrets.randbits(128), _process.token()
 
-    def hand_over(self):
-        """The key as an int, for the private state file; and goes on under a new one."""
+    def hand_over(self) -> int:
+        """Returns the key, for the private state file, and goes on under a new one."""
         self._leave_parent()
         key, self._key = self._key, secrets.randbits(128)
         return key
 
-    def take_over(self, key):
-        """Goes on under a key that `hand_over` gave."""
+    def take_over(self, key: int) -> None:
+        """Goes on under a key that `hand_over` returned."""
         self._key, self._process = key, _process.token()
 
     def __repr__(self):
@@ -66,26 +66,26 @@ class LotKey:
 
 
 class StepCounter:
-    """Hands out step indices, each one once, to any number of threads."""
+    """Hands out step indices, each once, to any number of threads."""
 
-    def __init__(self, start=0):
+    def __init__(self, start: int = 0):
         self._next = start
         self._lock = threading.Lock()
 
     @property
-    def next(self):
+    def next(self) -> int:
         """The first index not handed out yet."""
         return self._next
 
-    def claim(self, count=1):
-        """Take `count` consecutive indices and return the first."""
+    def claim(self, count: int = 1) -> int:
+        """Takes `count` consecutive indices and returns the first."""
         with self._lock:
             first = self._next
             self._next += count
             return first
 
-    def advance_to(self, step):
-        """Skip to `step`; ValueError if it was handed out already."""
+    def advance_to(self, step: int) -> None:
+        """Skips to `step`; ValueError if it was handed out already."""
         with self._lock:
             if step < self._next:
                 raise ValueError(

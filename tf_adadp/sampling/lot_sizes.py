@@ -1,6 +1,8 @@
-"""What the sizes of lots say against the law that a user declared for them."""
+"""Compares the sizes of lots with the law that a user declared for them."""
 
 import tensorflow as tf
+
+from tf_adadp.accounting import SamplingLaw
 
 _FALSE_ALARM = 1e-9  # over a whole stream of lots
 _BATCHES = {
@@ -39,11 +41,11 @@ _FIX = (
 
 
 class ContradictedLaw(ValueError):
-    """The lots drawn so far are not what the declared law draws."""
+    """The lots drawn so far contradict the declared law."""
 
 
 class SizeCheck:
-    """Compares the sizes of lots, in the order they are drawn, with a law.
+    """Compares the sizes of lots, in the order that they are drawn, with a law.
 
     Refused are a size that the law gives probability 0, and, at lot t, a run of r lots of one size
     n with t·(t + 1)·p(n)^(r−1) < 1e-9. Under the true law the latter happens with probability at
@@ -53,13 +55,13 @@ class SizeCheck:
         law: a `SamplingLaw`.
     """
 
-    def __init__(self, law):
+    def __init__(self, law: SamplingLaw):
         self._law = law
         self._lots = self._run = 0
         self._size = None
 
-    def see(self, size):
-        """Takes in the size of the next lot.
+    def see(self, size: int) -> None:
+        """Checks the size of the next lot.
 
         Raises:
             ContradictedLaw: see the class.
@@ -90,8 +92,8 @@ class SizeCheck:
             )
 
 
-def check_batch_size(dataset, law):
-    """Refuses a dataset whose pipeline shows a batch size that the law does not give every lot.
+def check_batch_size(dataset: tf.data.Dataset, law: SamplingLaw) -> None:
+    """Refuses a dataset whose constant batch size is not that of every lot of the law.
 
     Args:
         dataset: a `tf.data.Dataset`.
@@ -109,8 +111,8 @@ def check_batch_size(dataset, law):
         )
 
 
-def _constant_size(dataset):
-    """The number of rows that all batches have but perhaps the last; None where not known."""
+def _constant_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the rows of all batches but perhaps the last; None where that is not known."""
     sizes = {spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _has_rows(spec)}
     if sizes - {None}:
         return min(sizes - {None})
@@ -123,16 +125,16 @@ def _constant_size(dataset):
     return int(tf.make_ndarray(size.attr["value"].tensor))
 
 
-def ends_in_repeat(dataset):
-    """Whether a pipeline repeats its lots, as they come out of the last step that changes them."""
+def ends_in_repeat(dataset: tf.data.Dataset) -> bool:
+    """Tells whether a pipeline repeats its lots after the last step that changes them."""
     return any("Repeat" in node.op for node in _last_steps(dataset)[0])
 
 
-def _last_steps(dataset):
-    """The steps of a pipeline from its end back to one that makes or changes elements.
+def _last_steps(dataset: tf.data.Dataset) -> tuple[list, dict]:
+    """Finds the steps of a pipeline from its end back to one that makes or changes elements.
 
     Returns:
-        Those as nodes of TensorFlow's own graph of it, and all its nodes by name.
+        Those steps as nodes of the dataset's graph, and all nodes of the graph by name.
     """
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(

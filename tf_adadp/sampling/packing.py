@@ -1,18 +1,25 @@
 """The form of a lot: whole physical batches, a mask, one structure."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.sampling.sources import ArraySource
+from tf_adadp.sampling.sources import ArraySource, Spec
 from tf_adadp.utils.checks import check_integer
 
+Lot = tuple[tuple[Any, Any, Any], tf.Tensor]  # ((x, y, sample_weight), mask)
 
-def make_lot(x, y=None, sample_weight=None, physical_batch_size=None):
-    """Pack ALL rows given into one lot `((x, y, sample_weight), mask)`, as `Lots` yields them.
 
-    For custom loops that draw their own examples. The lot does not know how its rows were drawn:
-    who charges the step has to be told the law.
+def make_lot(
+    x: Any, y: Any = None, sample_weight: Any = None, physical_batch_size: int | None = None
+) -> Lot:
+    """Packs ALL rows given into one lot `((x, y, sample_weight), mask)`, as `Lots` yields them.
+
+    For custom loops that draw their own examples. The lot has no sampling law: state it where the
+    step is charged.
 
     Args:
         x, y, sample_weight: arrays or nested structures of arrays, one row per example; no row at
@@ -35,19 +42,19 @@ def make_lot(x, y=None, sample_weight=None, physical_batch_size=None):
 
 
 def check_physical_batch_size(size: int) -> int:
-    """Returns a number of rows ≥ 1; TypeError for what is no integer, ValueError below 1."""
+    """Returns a number of rows ≥ 1; TypeError for no integer, ValueError below 1."""
     return check_integer("physical_batch_size", size, at_least=1, wrong_type=TypeError)
 
 
-def physical_batches(count, leaves, size):
-    """Padded rows, the first `count` of them real, cut into [P, size, ...]; last comes the mask."""
+def physical_batches(count: int, leaves: Sequence[np.ndarray], size: int) -> list[np.ndarray]:
+    """Cuts padded rows, the first `count` of them real, into [P, size, ...]; appends the mask."""
     mask = np.zeros(len(leaves[0]), np.float32)
     mask[:count] = 1.0
     return [leaf.reshape(-1, size, *leaf.shape[1:]) for leaf in (*leaves, mask)]
 
 
-def pack(element_spec, tensors):
-    """Leaves and mask as `((x, y, sample_weight), mask)`, with None where the spec has None."""
+def pack(element_spec: Spec, tensors: Iterable[tf.Tensor]) -> Lot:
+    """Packs leaves and mask as `((x, y, sample_weight), mask)`, None where the spec has None."""
     *leaves, mask = tensors
     leaves = iter(leaves)
     flat = [None if spec is None else next(leaves) for spec in keras.tree.flatten(element_spec)]

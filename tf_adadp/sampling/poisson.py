@@ -1,4 +1,7 @@
-"""Poisson lots."""
+"""Poisson lots: each example enters each lot independently."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +23,14 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
     with Floyd's algorithm, or shuffles once n > N/20). The law holds up to the rounding of float64
     arithmetic, as for every sampler that draws floats.
 
-    Lots differ in size; they are never truncated, for truncation is a different law with another
-    cost (`TruncatedPoissonLots`). An empty lot is a lot. With expected_size = N every lot holds all
+    Lots differ in size and are never truncated: truncation is another law with another cost
+    (`TruncatedPoissonLots`). An empty lot is a lot. With expected_size = N every lot holds all
     examples: full batches, which cost Gaussian(σ*) a step.
 
     Guarantee: for neighbours that differ by one example more or less (N and q being public
     constants), a step that releases a sum over the lot is a Poisson-subsampled mechanism with
-    probability q (`dp_accounting.PoissonSampledDpEvent`), and steps are independent. This holds as
-    long as nobody knows which examples were drawn; the lots' sizes, timing and memory are not
-    protected.
+    probability q (`dp_accounting.PoissonSampledDpEvent`), and steps are independent. This holds
+    while the draws are secret; the lots' sizes, timing and memory are not protected.
 
     Args:
         x: array, nested dict, tuple or list of arrays (lists become tuples), tf tensors,
@@ -45,8 +47,8 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
         transform: for a random-access source, a function that makes `(x, y)` or
             `(x, y, sample_weight)` of an item.
         present: None, or booleans [N]: a record that is not present is in no lot. N, q and L stay
-            those of all N places, which are public; which of them are taken is private. So data
-            sets that differ in one record present are neighbours with one q, to the letter of the
+            those of all N places, which are public; the places taken are private. So data sets that
+            differ in one record present are neighbours with the same q, to the letter of the
             guarantee (`tf_adadp.audit` leaves canaries in or out this way).
         num_examples: None, or N where x is one host's part of N records that several hosts train
             on (`tf.distribute.MultiWorkerMirroredStrategy`): each of these enters a lot with
@@ -67,14 +69,14 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
 
     def __init__(
         self,
-        x,
-        y=None,
-        expected_size=None,
-        sample_weight=None,
-        seed=None,
-        transform=None,
-        present=None,
-        num_examples=None,
+        x: Any,
+        y: Any = None,
+        expected_size: float | None = None,
+        sample_weight: Any = None,
+        seed: int | None = None,
+        transform: Callable[[Any], tuple] | None = None,
+        present: np.ndarray | None = None,
+        num_examples: int | None = None,
     ):
         source = as_source(x, y, sample_weight, transform)
         if num_examples is None:
@@ -95,7 +97,7 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
                 )
         super().__init__(source, law, seed, present)
 
-    def _indices(self, step):
+    def _indices(self, step: int) -> np.ndarray:
         return poisson_subset(
             self._key.generator(step), self.num_local_examples, self.law.probability
         )

@@ -7,7 +7,7 @@ import numpy as np
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.keys import LotKey
-from tf_adadp.sampling.sources import ArraySource, ItemSource
+from tf_adadp.sampling.sources import Rows, Source
 
 
 class SampledLots(Lots):
@@ -24,7 +24,7 @@ class SampledLots(Lots):
 
     def __init__(
         self,
-        source: ArraySource | ItemSource,
+        source: Source,
         law: SamplingLaw,
         seed: int | None,
         present: np.ndarray | None = None,
@@ -50,7 +50,7 @@ class SampledLots(Lots):
         return self._key if self.seed is None else None
 
     @property
-    def source(self) -> ArraySource | ItemSource:
+    def source(self) -> Source:
         """The examples that lots are drawn from."""
         return self._source
 
@@ -58,7 +58,7 @@ class SampledLots(Lots):
     def _indices(self, step: int) -> np.ndarray:
         """Returns the indices of the examples of lot `step`, int64, in any order."""
 
-    def _rows(self, step: int, multiple: int) -> tuple[int, list[np.ndarray]]:
+    def _rows(self, step: int, multiple: int) -> Rows:
         indices = self._indices(step)
         if self._present is not None:
             indices = indices[self._present[indices]]

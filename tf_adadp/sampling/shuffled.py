@@ -1,4 +1,9 @@
-"""Shuffled epochs."""
+"""Shuffled lots: passes over random permutations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from tf_adadp.accounting import ShuffledSampling
 from tf_adadp.sampling.sampled import SampledLots
@@ -13,9 +18,9 @@ class ShuffledLots(SampledLots, enforces_law=True):
 
     Guarantee: that of `tf_adadp.accounting.ShuffledSampling`: replacing one example costs one
     Gaussian(σ*/2) a PASS, charged at its first lot, without amplification. Every iteration (of
-    `as_dataset`, of `take`, a `fit`, a resumed run) begins a new pass, which is charged anew,
-    whatever the last one left unused. `DPModel.fit` charges so by itself; a custom loop passes
-    `position` to `optimizer.charge`, the number of lots it took before.
+    `as_dataset`, of `take`, a `fit`, a resumed run) begins a new pass, which is charged anew even
+    if the last one was left unfinished. `DPModel.fit` does so by itself; a custom loop passes
+    `position`, the number of lots it took before, to `optimizer.charge`.
 
     Use it where every example must be seen equally often, or to compare with other software that
     shuffles. At the same ε it needs more noise than `PoissonLots`, unless the passes are few and
@@ -30,17 +35,25 @@ class ShuffledLots(SampledLots, enforces_law=True):
         ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
     """
 
-    def __init__(self, x, y=None, size=None, sample_weight=None, seed=None, transform=None):
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        size: int | None = None,
+        sample_weight: Any = None,
+        seed: int | None = None,
+        transform: Callable[[Any], tuple] | None = None,
+    ):
         source = as_source(x, y, sample_weight, transform)
         super().__init__(source, ShuffledSampling(len(source), size), seed)
         self._permutation = None
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """⌊N/size⌋: an epoch is a pass."""
         return self.law.lots_per_pass
 
-    def _indices(self, step):
+    def _indices(self, step: int) -> np.ndarray:
         place = step % self.law.lots_per_pass
         first = step - place
         kept = self._permutation  # read once: several iterators may run

@@ -1,25 +1,46 @@
-"""Random access to the rows of whatever the user calls data.
+"""Sources: random access to single examples, in arrays or in objects with `__getitem__`."""
 
-A source has `len(source)`, `spec` (the structure `(x, y, sample_weight)` of `tf.TensorSpec`s of a
-batch of unknown size, None where a part is absent) and `rows(indices, multiple)`: the number of
-rows and one numpy array per leaf of `spec` that is not None, in the order of `keras.tree.flatten`,
-with padding rows up to a whole multiple of `multiple`. Reading a lot costs work in proportion to
-the lot, not to the data.
-"""
-
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 Spec = tuple[Any, Any, Any]  # (x, y, sample_weight) of nested tf.TensorSpecs, or of None
+Rows = tuple[int, list[np.ndarray]]  # their number, and one padded array per leaf of a Spec
 
 _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)  # refused as leaves of structures are
 
 
-def as_source(x, y=None, sample_weight=None, transform=None):
-    """Wrap `x` (and `y`, `sample_weight`) as a source.
+class Source(Protocol):
+    """Random access to examples. Reading a lot costs work in proportion to the lot, not the data.
+
+    Attributes:
+        spec: `(x, y, sample_weight)` of `tf.TensorSpec`s of a batch of unknown size, None where a
+            part is absent.
+    """
+
+    spec: Spec
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: np.ndarray, multiple: int) -> Rows:
+        """Reads the examples at `indices` (int64 array), padded to a multiple of `multiple`.
+
+        Returns:
+            Their number, and one array per leaf of `spec` that is not None, in the order of
+            `keras.tree.flatten`.
+        """
+
+
+def as_source(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    transform: Callable[[Any], tuple] | None = None,
+) -> Source:
+    """Wraps `x` (and `y`, `sample_weight`) as a source.
 
     Args:
         x: an array, a nested dict, tuple or list of arrays (lists become tuples), or a
@@ -56,8 +77,8 @@ def as_source(x, y=None, sample_weight=None, transform=None):
     return ItemSource(x, transform)
 
 
-def leaf_dtype(dtype, name):
-    """The TensorFlow type of data of a numpy or TensorFlow type: floats become Keras's floatx."""
+def leaf_dtype(dtype: Any, name: str) -> tf.DType:
+    """Returns the TensorFlow type of a numpy or TensorFlow type: floats become Keras's floatx."""
     try:
         tensor_dtype = tf.as_dtype(dtype)
     except TypeError:
@@ -68,8 +89,8 @@ def leaf_dtype(dtype, name):
     return tf.as_dtype(keras.config.floatx()) if tensor_dtype.is_floating else tensor_dtype
 
 
-def batch_spec(leaves, structure):
-    """The `(x, y, sample_weight)` of TensorSpecs [None, ...] for `leaves` of (inner shape, dtype).
+def batch_spec(leaves: list[tuple[tuple, tf.DType] | None], structure: Spec) -> Spec:
+    """Returns TensorSpecs [None, ...] in `structure` for `leaves` of (inner shape, dtype).
 
     Weights multiply losses, so integer weights become floatx too.
 
@@ -91,16 +112,16 @@ def batch_spec(leaves, structure):
     return x, y, keras.tree.map_structure(weight_spec, sample_weight)
 
 
-def padding(spec, count, multiple):
-    """Zeros (empty strings) for `count` rows of a leaf, up to a multiple of `multiple`."""
+def padding(spec: tf.TensorSpec, count: int, multiple: int) -> np.ndarray:
+    """Makes zeros (empty strings) for `count` rows of a leaf, up to a multiple of `multiple`."""
     shape = (-(-count // multiple) * multiple, *spec.shape[1:])
     if spec.dtype == tf.string:
         return np.full(shape, b"", object)
     return np.zeros(shape, spec.dtype.as_numpy_dtype)
 
 
-def leaf_names(structure):
-    """Names like `x['image']` for the leaves of `(x, y, sample_weight)`."""
+def leaf_names(structure: Spec) -> list[str]:
+    """Returns names like `x['image']` for the leaves of `(x, y, sample_weight)`."""
     names = []
     for (part, *path), _ in keras.tree.flatten_with_path(structure):
         names.append(("x", "y", "sample_weight")[part] + "".join(f"[{key!r}]" for key in path))
@@ -108,9 +129,9 @@ def leaf_names(structure):
 
 
 class ArraySource:
-    """Rows of arrays in memory or memory-mapped, read by fancy indexing and never copied whole."""
+    """Rows of arrays in memory or memory-mapped; the arrays are never copied whole."""
 
-    def __init__(self, x, y=None, sample_weight=None):
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
         structure = keras.tree.lists_to_tuples((x, y, sample_weight))
         names = leaf_names(structure)
         arrays = [
@@ -141,8 +162,8 @@ class ArraySource:
     def __len__(self):
         return len(self._arrays[0])
 
-    def rows(self, indices, multiple):
-        """The rows at `indices` (int64 array) of every array, padded."""
+    def rows(self, indices: np.ndarray, multiple: int) -> Rows:
+        """Reads the rows of every array; see `Source`."""
         count = len(indices)
         leaves = []
         for array, spec in zip(self._arrays, self._leaf_specs, strict=True):
@@ -157,13 +178,13 @@ class ArraySource:
 
 
 class ItemSource:
-    """Items of a random-access source, one Python call each, or one for all through `__getitems__`.
+    """Items of a random-access source, one Python call each, or one for all by `__getitems__`.
 
-    Item 0 is read at once; its structure, shapes and types must be those of all items. An item that
-    differs raises when it is first drawn, which reveals that it was: check sources beforehand.
+    Item 0 is read at once; all items must have its structure, shapes and types. An item that
+    differs raises when it is first drawn, which reveals the draw: check sources beforehand.
     """
 
-    def __init__(self, items, transform=None):
+    def __init__(self, items: Any, transform: Callable[[Any], tuple] | None = None):
         try:
             self._length = len(items)
             items.__getitem__  # noqa: B018
@@ -198,8 +219,8 @@ class ItemSource:
     def __len__(self):
         return self._length
 
-    def rows(self, indices, multiple):
-        """The items at `indices` (int64 array), stacked leaf by leaf and padded."""
+    def rows(self, indices: np.ndarray, multiple: int) -> Rows:
+        """Reads items and stacks them leaf by leaf; see `Source`."""
         indices = indices.tolist()
         stacked = [
             None if spec is None else padding(spec, len(indices), multiple)

@@ -1,4 +1,9 @@
-"""Poisson lots cut to a maximum size."""
+"""Truncated Poisson lots: Poisson lots cut to a maximum size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from tf_adadp.accounting import TruncatedPoissonSampling
 from tf_adadp.sampling.sampled import SampledLots, poisson_subset, subset
@@ -8,10 +13,10 @@ from tf_adadp.sampling.sources import as_source
 class TruncatedPoissonLots(SampledLots, enforces_law=True):
     """A Poisson lot; of more than `max_size` examples drawn, a uniformly random `max_size`.
 
-    Every lot is padded to ⌈max_size/B⌉ physical batches, so that shapes are static and tell nothing
-    about the lot. That is what the truncation buys; it costs privacy, and only the "pld" accountant
-    knows how much: give `PrivacyCallback(..., accountant="pld")`. A max_size a few times
-    √expected_size above expected_size is next to free.
+    Every lot is padded to ⌈max_size/B⌉ physical batches, so shapes are static and tell nothing
+    about the lot. Truncation costs privacy, and only the "pld" accountant can analyse it: give
+    `PrivacyCallback(..., accountant="pld")`. The cost is close to nothing for a max_size a few
+    times √expected_size above expected_size.
 
     Guarantee: that of `tf_adadp.accounting.TruncatedPoissonSampling`, for neighbours by adding or
     removing one example; steps are independent.
@@ -29,19 +34,19 @@ class TruncatedPoissonLots(SampledLots, enforces_law=True):
 
     def __init__(
         self,
-        x,
-        y=None,
-        expected_size=None,
-        max_size=None,
-        sample_weight=None,
-        seed=None,
-        transform=None,
+        x: Any,
+        y: Any = None,
+        expected_size: float | None = None,
+        max_size: int | None = None,
+        sample_weight: Any = None,
+        seed: int | None = None,
+        transform: Callable[[Any], tuple] | None = None,
     ):
         source = as_source(x, y, sample_weight, transform)
         law = TruncatedPoissonSampling(len(source), expected_size, max_size)
         super().__init__(source, law, seed)
 
-    def _indices(self, step):
+    def _indices(self, step: int) -> np.ndarray:
         generator = self._key.generator(step)
         drawn = poisson_subset(generator, self.num_examples, self.law.probability)
         if len(drawn) <= self.law.max_size:

@@ -1,4 +1,7 @@
-"""Lots of users, for privacy of all records of a person."""
+"""Lots of users: privacy for all records of a person."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +18,12 @@ class UserLots(SampledLots, enforces_law=True):
     Guarantee: that of `tf_adadp.accounting.UserSampling`: neighbours differ by one user with all
     records, and a step costs PoissonSampled(expected_users/U, Gaussian(σ*/max_records_per_user)), U
     the number of users. Releases that protect single records (other lots, `DPPCA`) do not add up
-    with it: a ledger that holds both refuses to report an ε.
+    with those: a ledger that holds both reports no ε.
 
     Args:
         x, y, sample_weight, seed, transform: as for `PoissonLots`.
-        user_ids: [N], integers or strings: whose record each example is. A record that concerns
-            several people protects the one named only.
+        user_ids: [N], integers or strings, the user of each example. A record that concerns several
+            people protects only the one named.
         expected_users: the expected number of users in a lot, in (0, U].
         max_records_per_user: k ≥ 1. Noise relative to the sum grows with it.
         expected_size: what sums are divided by, a PUBLIC guess of the number of examples in a lot,
@@ -34,16 +37,16 @@ class UserLots(SampledLots, enforces_law=True):
 
     def __init__(
         self,
-        x,
-        y=None,
+        x: Any,
+        y: Any = None,
         *,
-        user_ids,
-        expected_users,
-        max_records_per_user,
-        expected_size,
-        sample_weight=None,
-        seed=None,
-        transform=None,
+        user_ids: Any,
+        expected_users: float,
+        max_records_per_user: int,
+        expected_size: float,
+        sample_weight: Any = None,
+        seed: int | None = None,
+        transform: Callable[[Any], tuple] | None = None,
     ):
         source = as_source(x, y, sample_weight, transform)
         users = _user_numbers(user_ids, len(source))
@@ -56,26 +59,26 @@ class UserLots(SampledLots, enforces_law=True):
         super().__init__(source, law, seed)
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """⌈U/expected_users⌉."""
         return int(np.ceil(self.law.num_users / self.law.expected_users))
 
-    def _indices(self, step):
+    def _indices(self, step: int) -> np.ndarray:
         generator = self._key.generator(step)
         drawn = poisson_subset(generator, self.law.num_users, self.law.probability)
         return np.concatenate(
             [np.empty(0, np.int64), *(self._records_of(user, generator) for user in drawn)]
         )
 
-    def _records_of(self, user, generator):
+    def _records_of(self, user: int, generator: np.random.Generator) -> np.ndarray:
         records = self._records[self._starts[user] : self._starts[user + 1]]
         if len(records) <= self.law.max_records_per_user:
             return records
         return records[subset(generator, len(records), self.law.max_records_per_user)]
 
 
-def _user_numbers(user_ids, num_examples):
-    """Users as numbers 0..U − 1, int64 [N]."""
+def _user_numbers(user_ids: Any, num_examples: int) -> np.ndarray:
+    """Numbers the users 0..U − 1; returns the user of each example, int64 [N]."""
     ids = np.asarray(user_ids)
     if ids.dtype == object and all(isinstance(i, (str, bytes)) for i in ids.flat):
         ids = ids.astype(str)
