@@ -191,7 +191,7 @@ def test_it_is_refused_where_it_claims_nothing():
     with pytest.raises(ValueError, match="CyclicPoissonLots on several hosts"):
         check_workers(strategy, lots(), 1, 1)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(30)
-    with pytest.raises(TypeError, match="law must be a PoissonSampling"):
+    with pytest.raises(TypeError, match="give a PoissonSampling"):
         dp.DeclaredLots(dataset, LAW)
     with pytest.raises(TypeError, match="give a PoissonSampling"):
         private_model().train_on_batch(x[:30], y[:30], law=LAW)
