@@ -9,24 +9,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+export PIP_ROOT_USER_ACTION ?= ignore
+# TensorFlow's C++ code logs some lines before it reads any setting: oneDNN, no CUDA, and a note on
+# the lines themselves. Nobody can act on them, so they are dropped. Python's warnings and errors stay.
+SHELL := bash
+QUIET = 2> >(grep -vE --line-buffered \
+  '^(WARNING: All log messages before absl|I0000 |[EW]0000 .*(cuda|cufft|computation_placer))' >&2)
 
 .PHONY: demo test lint bench nightly parity clean
 
 $(BIN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e ".[examples,test]"
+	$(BIN)/python -m pip install -qq --upgrade pip
+	$(BIN)/python -m pip install -qq -e ".[examples,test]"
 	touch $@
 
 demo: $(BIN)/ready
-	$(BIN)/python examples/train.py --optimizer=adadp --log_dir=runs/demo
+	@$(BIN)/python examples/train.py --optimizer=adadp --log_dir=runs/demo $(QUIET)
 
 lint: $(BIN)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(QUIET)
 
 bench: $(BIN)/ready
 	$(BIN)/python -m benchmarks.step_time
@@ -35,7 +41,7 @@ bench: $(BIN)/ready
 NIGHTLY_SEED ?= 0
 
 nightly: $(BIN)/ready
-	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m nightly $(QUIET)
 	$(BIN)/python -m verification.fuzz --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
 
 # tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.
