@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_adadp.sampling import FixedSizeLots, PoissonLots
+from tf_adadp import sampling
+from tf_adadp.accounting import PoissonSampling, UnknownSampling
+from tf_adadp.sampling import (
+    FixedSizeLots,
+    Lots,
+    PoissonLots,
+    ShuffledLots,
+    TruncatedPoissonLots,
+    UserLots,
+)
+from tf_adadp.training.arguments import check_workers
 
 
 def real_rows(element):
@@ -265,3 +275,47 @@ def test_bad_counts_are_refused_at_once(call, value, error):
         with pytest.raises(error, match=f"{name}={value}: give an integer ≥ 1"):
             getattr(lots, call)(**{name: value, other: 2})
     assert lots.step == 0
+
+
+class TestClaims:
+    """What a class of lots says of itself, its subclasses do not say of themselves."""
+
+    def test_subclasses_claim_nothing(self):
+        class Others(PoissonLots):
+            pass
+
+        lots = Others(np.arange(20), expected_size=5)
+        assert not Others.enforces_law
+        assert not Others.splits_over_hosts
+        assert lots.law == PoissonSampling(20, 5, declared=True)
+        with pytest.raises(ValueError, match="Others on several hosts"):
+            check_workers(tf.distribute.get_strategy(), lots, 1, 1)
+
+    def test_subclasses_may_claim_for_themselves(self):
+        class Others(PoissonLots, enforces_law=True):
+            pass
+
+        assert Others(np.arange(20), expected_size=5).law == PoissonSampling(20, 5)
+        assert not Others.splits_over_hosts
+
+    def test_lots_of_the_package(self):
+        enforcing = {PoissonLots, FixedSizeLots, ShuffledLots, TruncatedPoissonLots, UserLots}
+        kinds = {getattr(sampling, name) for name in sampling.__all__} - {sampling.make_lot}
+        assert {kind for kind in kinds if kind.enforces_law} == enforcing
+        assert {kind for kind in kinds if kind.splits_over_hosts} == {PoissonLots}
+
+    @pytest.mark.parametrize(
+        ("law", "error", "match"),
+        [
+            (None, TypeError, "law=None: give a sampling law"),
+            (PoissonSampling, TypeError, "give a sampling law"),
+            (UnknownSampling("why"), ValueError, "has no expected lot size"),
+        ],
+    )
+    def test_lots_need_a_law(self, law, error, match):
+        class Mine(Lots):
+            def _rows(self, step, multiple):
+                return 0, []
+
+        with pytest.raises(error, match=match):
+            Mine(law, (None, None, None))

@@ -77,7 +77,7 @@ class LedgerEntry:
         return self.law.neighboring_relation
 
     def _check_event_against_law(self) -> None:
-        if self.law is None or self.law.unknown_reason is not None:
+        if self.law is None or self.law.unknown_reason:
             return
         for part in sampling_parts(self.event):
             if not self.law.matches(part):

@@ -1,8 +1,10 @@
-"""Sampling laws: how the records of a lot were chosen, and what one step on such a lot costs.
+"""Sampling laws: how the records of a lot were chosen, and the cost of one step on such a lot.
 
 A law is made by the object that samples and travels with its lots to the ledger, so that the
 sampling probability charged can never differ from the one used. A user who samples by other means
-may state the law (`declared=True`); every report then says that it was only stated.
+may state the law (`declared=True`); every report then says that the law was only stated.
+
+One file per law, and one line here.
 
 Throughout, σ* is the noise multiplier of one step: the standard deviation of the noise added to
 the sum of clipped vectors, over the L2 bound C of ONE such vector.

@@ -21,9 +21,11 @@ class SamplingLaw(abc.ABC):
     """How the records of each lot are chosen from a data set of public size.
 
     A subclass is a frozen dataclass whose fields are JSON numbers, strings or lists of them, one of
-    them `declared`. It states a relation, an event, `matches` and a summary. Every other method has
-    a default that claims nothing: it returns None or False, or raises. A subclass is registered
-    under its class name, by which ledger files refer to it.
+    them `declared`. It states the neighbouring relation, the event of a step that is independent of
+    all others (or of a pass, see `lots_per_pass`), `matches` and a summary; lots need an
+    `expected_lot_size` as well. Every property and method that would lower a cost, or admit another
+    use of the lots, returns None or False by default, or raises. A subclass is registered under its
+    class name, by which ledger files refer to it.
 
     Attributes (of every subclass):
       num_examples: N, the number of records; public. None where unknown or private.
@@ -62,7 +64,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def num_units(self) -> int | None:
-        """How many units of privacy there are; public. None where unknown."""
+        """The number of units of privacy; public. None where unknown."""
         return self.num_examples
 
     @property
@@ -72,7 +74,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def max_lot_size(self) -> int | None:
-        """The most records that a lot can have; None where that is no public constant."""
+        """The largest size of a lot; None where that is no public constant."""
         return None
 
     @property
@@ -87,7 +89,7 @@ class SamplingLaw(abc.ABC):
     def full_batch(self) -> bool:
         """Tells whether every lot holds every record, so that sampling amplifies nothing.
 
-        Then several releases from one lot cost what releases from as many lots cost.
+        Then several releases from one lot cost as much as releases from as many lots.
         """
         return False
 
@@ -202,8 +204,8 @@ class SamplingLaw(abc.ABC):
     def covers_pass(self, event: dp_accounting.DpEvent) -> bool:
         """Tells whether an event is that of one noisy sum over every lot of a whole pass.
 
-        Any other event is refused where `lots_per_pass` > 1: what else an optimizer releases, it
-        releases at every step, and one charge a pass would not cover that.
+        Any other event is refused where `lots_per_pass` > 1: an optimizer makes its other releases
+        at every step, and one charge a pass would not cover them.
         """
         del event
         return False
@@ -249,7 +251,9 @@ class SamplingLaw(abc.ABC):
         except TypeError as error:
             raise ValueError(f"config of {name} has wrong fields: {error}.") from error
 
-    def _set_integer(self, name: str, wanted: str, *, at_least: float, at_most=math.inf) -> None:
+    def _set_integer(
+        self, name: str, wanted: str, *, at_least: float, at_most: float = math.inf
+    ) -> None:
         """Checks an integer field and makes it a plain int."""
         value = getattr(self, name)
         value = check_integer(name, value, wanted, at_least=at_least, at_most=at_most)

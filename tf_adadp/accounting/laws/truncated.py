@@ -22,8 +22,8 @@ class TruncatedPoissonSampling(SamplingLaw):
     moves the sum by up to 2C. `TruncatedSubsampledGaussianDpEvent(N, q, M, σ*)`: its multiplier is
     noise over C, it counts the 2C itself. Microbatched, both double: σ*/2. Only the "pld"
     accountant knows the event ("Tighter privacy analysis for truncated Poisson sampling", arXiv
-    2508.15089, 2025). The larger of two neighbours is taken to have N records: what is compared
-    are the data at hand and the same without one record.
+    2508.15089, 2025). The larger of two neighbours is taken to have N records: the neighbours are
+    the data at hand and the same data without one record.
 
     Args:
       num_examples: N ≥ 1.
