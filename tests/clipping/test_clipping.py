@@ -69,8 +69,8 @@ LAYERS = ([0.5, 2.0, 1.0], [0, 1, 1, 2])
 SETS = {
     "l2": (lambda: clipping.L2Ball(1.3), lambda g: _ball(g, 1.3)),
     "layers": (lambda: clipping.LayerBalls(*LAYERS), lambda g: _layers(g, *LAYERS)),
-    "layers-proportional": (
-        lambda: clipping.LayerBalls([0.5, 2.0, 1.0, 0.1], allocation="proportional"),
+    "layers-one-each": (
+        lambda: clipping.LayerBalls([0.5, 2.0, 1.0, 0.1]),
         lambda g: _layers(g, [0.5, 2.0, 1.0, 0.1], range(4)),
     ),
     "box": (lambda: clipping.Box(BOUNDS), lambda g: _box(g, BOUNDS)),
@@ -85,7 +85,7 @@ SETS = {
         lambda g: _ellipsoid(g, BOUNDS_WITH_ZEROS, CENTER),
     ),
     "normalized": (
-        lambda: clipping.Normalized(0.01),
+        lambda: clipping.L2Ball(1.0, gamma=0.01),
         lambda g: _scale(g, 1 / (_norm(g) + 0.01)),
     ),
     "switch": (
@@ -312,7 +312,7 @@ def test_no_long_row_leaves_the_set(shape, jit):
     sets = [clipping.L2Ball(0.5)]
     if len(shape) == 2:
         sets += [
-            clipping.Normalized(),
+            clipping.L2Ball(1.0, gamma=0.01),
             clipping.Ellipsoid([b], [1e4 * b]),
             clipping.Box([b]),
             clipping.Box([b], "least_squares"),
@@ -398,12 +398,8 @@ def test_noise_of_balls():
     np.testing.assert_allclose(
         clipping.LayerBalls([3.0, 4.0], [0, 1, 0]).noise_stddev(2.0, 3), [10.0] * 3, rtol=1e-6
     )
-    np.testing.assert_allclose(
-        clipping.LayerBalls([3.0, 4.0], [0, 1, 0], "proportional").noise_stddev(2.0, 3),
-        2 * math.sqrt(2) * np.array([3.0, 4.0, 3.0]),
-        rtol=1e-6,
-    )
-    np.testing.assert_allclose(clipping.Normalized().noise_stddev(tf.constant(2.0), 2), [2.0, 2.0])
+    normalized = clipping.L2Ball(1.0, gamma=0.01)
+    np.testing.assert_allclose(normalized.noise_stddev(tf.constant(2.0), 2), [2.0, 2.0])
 
 
 @pytest.mark.parametrize("bounds", [BOUNDS, BOUNDS_WITH_ZEROS], ids=["positive", "zeros"])
@@ -521,8 +517,9 @@ def test_bounds_have_to_be_numbers_that_float32_can_square(value):
         clipping.L2Ball(value)
     with pytest.raises(ValueError, match=r"bounds\[1\]="):
         clipping.LayerBalls([1.0, value])
-    with pytest.raises(ValueError, match="gamma="):
-        clipping.Normalized(value)
+    if value is not None:
+        with pytest.raises(ValueError, match="gamma="):
+            clipping.L2Ball(1.0, gamma=value)
     with pytest.raises(ValueError, match="l2_norm_clip="):
         clipping.bounds_for(["a"], value)
     with pytest.raises(ValueError, match=r"l2_norm_clip\['a'\]="):
@@ -536,8 +533,6 @@ def test_groups_have_to_fit_the_bounds(groups):
 
 
 def test_unknown_allocations():
-    with pytest.raises(ValueError, match="allocation='even'"):
-        clipping.LayerBalls([1.0], allocation="even")
     with pytest.raises(ValueError, match="allocation='even'"):
         clipping.Box([tf.ones([2])], "even")
     with pytest.raises(ValueError, match="one weight per coordinate"):

@@ -1,26 +1,23 @@
-"""The sets K that one example's contribution is clipped into, and the noise that fits them."""
+"""The sets K that one example's contribution is clipped into, and the noise that fits them.
 
-from tf_adadp.clipping.row_gradients import (
-    AxisScales,
-    RowGradients,
-    Rows,
-    as_rows,
-    grouped,
-    raised_sum,
-    row_norms,
-    sum_of_squares,
-)
-from tf_adadp.clipping.sets import (
-    Box,
-    ClippedSums,
-    ClippingSet,
-    Ellipsoid,
-    L2Ball,
-    LayerBalls,
-    Normalized,
-    Switch,
-    bounds_for,
-)
+| set | K | s |
+|---|---|---|
+| `L2Ball` | ‖v‖₂ ≤ C | σ*·C |
+| `LayerBalls` | ‖v_l‖₂ ≤ C_l | σ*·√(Σ C_k²) |
+| `Box` | abs(v_i) ≤ c_i | three choices, see there |
+| `Ellipsoid` | ‖v/b‖₂ ≤ 1 | σ*·b |
+| `Switch` | one of two sets | that set's |
+
+`base` says what a set is and what its noise must meet. A set of your own is a subclass of
+`ClippingSet` that an optimizer returns from `clipping_set`; it needs no registration.
+"""
+
+from tf_adadp.clipping.balls import L2Ball, LayerBalls, bounds_for
+from tf_adadp.clipping.base import ClippedSums, ClippingSet
+from tf_adadp.clipping.box import Box
+from tf_adadp.clipping.ellipsoid import Ellipsoid
+from tf_adadp.clipping.row_gradients import AxisScales, RowGradients, Rows
+from tf_adadp.clipping.switch import Switch
 
 __all__ = [
     "AxisScales",
@@ -30,14 +27,8 @@ __all__ = [
     "Ellipsoid",
     "L2Ball",
     "LayerBalls",
-    "Normalized",
     "RowGradients",
     "Rows",
     "Switch",
-    "as_rows",
     "bounds_for",
-    "grouped",
-    "raised_sum",
-    "row_norms",
-    "sum_of_squares",
 ]

@@ -1,9 +1,9 @@
-"""Per-example gradients of one variable, in whatever form an engine holds them.
+"""Row forms: the per-example gradients of one variable, in the form that an engine holds.
 
 A clipping set needs three things of the gradients of a batch: an upper bound of each row's norm,
 Σ weight·row, and for a box Σ weight·clip(row). Where a gradient is known as a product of two small
 tensors (a dense layer's input and output gradient), all but the last come without forming it.
-`Rows` is the plain form, one tensor; the factored forms live with the engine that makes them.
+`Rows` is the plain form, one tensor; the factored forms are in `gradients.forms`.
 
 **Norms are upper bounds.** A norm of n float32 terms is off by up to n·2⁻²⁴ when they are added in
 a row, as a compiled inner product does: 1 % was seen at 784,000 terms, and a "clipped" vector is
@@ -13,6 +13,7 @@ a set clips by them.
 
 import abc
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -26,9 +27,11 @@ SMALLEST_SCALE = 2.0**-100
 # so that lost terms cannot matter; coordinates beyond are bounded too strictly, which is safe.
 _LEAST_METRIC = 1e-24
 
+WeightedSum = Callable[[tf.Tensor], tf.Tensor]
+
 
 class RowGradients(abc.ABC):
-    """The gradients of B examples with respect to one variable, [B, *shape] in some form.
+    """Holds the gradients of B examples with respect to one variable, [B, *shape] in some form.
 
     A row that is not finite has a bound that is not finite.
 
@@ -38,19 +41,19 @@ class RowGradients(abc.ABC):
 
     form: str
 
-    def cost(self):
-        """Per example, the multiplications for norm and sum and the floats held, two ints."""
+    def cost(self) -> tuple[int, int]:
+        """Returns the multiplications for norm and sum, and the floats held, per example."""
         entries = math.prod(self.shape)
         return 3 * entries, entries
 
     @property
     @abc.abstractmethod
-    def shape(self):
-        """The variable's shape, a tuple of ints."""
+    def shape(self) -> tuple[int, ...]:
+        """The variable's shape."""
 
     @abc.abstractmethod
-    def measure(self, axis_scales=None):
-        """Bounds the norms, in a metric, and says how rows are summed.
+    def measure(self, axis_scales: "AxisScales | None" = None) -> tuple[tf.Tensor, WeightedSum]:
+        """Bounds the norms, in a metric, and returns a function that sums weighted rows.
 
         Args:
             axis_scales: an `AxisScales` (b, a), or None for b = 1 and a = 0.
@@ -63,24 +66,24 @@ class RowGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def clipped_sum(self, bounds, weights):
-        """Σ_x weight_x · max(−c, min(c, g_x)), bounds c of the variable's shape.
+    def clipped_sum(self, bounds: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """Returns Σ_x weight_x · max(−c, min(c, g_x)), bounds c of the variable's shape.
 
         Rows of weight 0 contribute exactly 0, whatever is in them.
         """
 
     @abc.abstractmethod
-    def materialize(self):
-        """The gradients as one float32 tensor [B, *shape]."""
+    def materialize(self) -> tf.Tensor:
+        """Returns the gradients as one float32 tensor [B, *shape]."""
 
-    def group_means(self, size):
-        """The means over groups of `size` rows that follow each other, as `RowGradients`."""
+    def group_means(self, size: int) -> "RowGradients":
+        """Averages groups of `size` consecutive rows."""
         rows = self.materialize()
         return Rows(tf.reduce_mean(grouped(rows, size), axis=1))
 
 
 class AxisScales:
-    """The metric of an ellipsoid in one variable: (g − a)/b, with what norms need worked out once.
+    """Holds the metric of an ellipsoid in one variable, (g − a)/b, and what norms need of it.
 
     Args:
         scale: b ≥ 0, a tensor that broadcasts to the variable's shape. Coordinates with b = 0 (or
@@ -88,7 +91,7 @@ class AxisScales:
         center: a, likewise, or None for 0.
     """
 
-    def __init__(self, scale, center=None):
+    def __init__(self, scale: tf.Tensor, center: tf.Tensor | None = None):
         scale = tf.cast(scale, tf.float32)
         self.scale = tf.where(scale < SMALLEST_SCALE, 0.0, scale)
         self.center = None if center is None else tf.cast(center, tf.float32)
@@ -99,8 +102,8 @@ class AxisScales:
         relative = tf.maximum(tf.square(self.smallest * self.inverse), _LEAST_METRIC)
         self.metric = tf.where(positive, relative, 0.0)  # (smallest/b)², in [1e-24, 1]
 
-    def checked(self, shape):
-        """Itself, if scale and centre broadcast to a variable of this shape; else ValueError."""
+    def checked(self, shape: tuple[int, ...]) -> "AxisScales":
+        """Returns itself, or raises ValueError if it does not broadcast to a variable's shape."""
         for name, value in (("scales", self.scale), ("center", self.center)):
             if value is None:
                 continue
@@ -117,11 +120,11 @@ class AxisScales:
 
 
 class Rows(RowGradients):
-    """Gradients as one tensor [B, *shape] of any float dtype; all but B static."""
+    """Holds gradients as one tensor [B, *shape] of any float dtype; all but B static."""
 
     form = "materialized"
 
-    def __init__(self, gradients):
+    def __init__(self, gradients: tf.Tensor):
         if not gradients.shape[1:].is_fully_defined():
             raise ValueError(
                 f"grads has a tensor of shape {gradients.shape}: all but the first axis must be "
@@ -130,11 +133,11 @@ class Rows(RowGradients):
         self._gradients = tf.cast(gradients, tf.float32)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         """The variable's shape."""
         return tuple(self._gradients.shape[1:])
 
-    def measure(self, axis_scales=None):
+    def measure(self, axis_scales: AxisScales | None = None) -> tuple[tf.Tensor, WeightedSum]:
         """See `RowGradients.measure`. (g − a)/b is formed before its norm: nothing cancels."""
         rows = self._gradients
         if axis_scales is not None:
@@ -151,17 +154,17 @@ class Rows(RowGradients):
 
         return sum_of_squares(rows), weighted_sum
 
-    def clipped_sum(self, bounds, weights):
+    def clipped_sum(self, bounds: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """See `RowGradients.clipped_sum`."""
         clipped = tf.clip_by_value(self._gradients, -bounds, bounds)
         return tf.reduce_sum(self._weighted(clipped, weights), axis=0)
 
-    def materialize(self):
-        """The tensor."""
+    def materialize(self) -> tf.Tensor:
+        """Returns the tensor."""
         return self._gradients
 
     def _weighted(self, rows, weights):
-        """weight·row, exactly 0 for weight 0: 0·NaN is NaN, so bad rows go before the product.
+        """Weighs rows; 0·NaN is NaN, so rows of weight 0 are zeroed before the product.
 
         (One `multiply_no_nan` would do the same; a sum over it takes XLA two to four times as
         long.)
@@ -170,29 +173,29 @@ class Rows(RowGradients):
         return tf.where(weights > 0.0, rows, 0.0) * weights
 
 
-def grouped(values, size):
-    """[B·size, ...] as [B, size, ...]."""
+def grouped(values: tf.Tensor, size: int) -> tf.Tensor:
+    """Reshapes [B·size, ...] to [B, size, ...]."""
     # Not -1 for the number of groups: it cannot be told from an empty batch.
     head = tf.stack([_batch_size(values) // size, size])
     values_in_groups = tf.reshape(values, tf.concat([head, tf.shape(values)[1:]], 0))
     return tf.ensure_shape(values_in_groups, [None, size, *values.shape[1:]])
 
 
-def as_rows(gradients):
-    """A tensor [B, *shape] as `Rows`; a `RowGradients` as it is."""
+def as_rows(gradients: tf.Tensor | RowGradients) -> RowGradients:
+    """Wraps a tensor [B, *shape] in `Rows`; returns a `RowGradients` as it is."""
     return gradients if isinstance(gradients, RowGradients) else Rows(gradients)
 
 
-def sum_of_squares(rows):
-    """Upper bounds [B] of each row's sum of squares, see `raised_sum`.
+def sum_of_squares(rows: tf.Tensor) -> tf.Tensor:
+    """Returns upper bounds [B] of each row's sum of squares, see `raised_sum`.
 
     Squares of entries below 1e-19 are lost to underflow.
     """
     return raised_sum(tf.square(rows))
 
 
-def raised_sum(terms):
-    """Upper bounds [B] of the sums of non-negative terms [B, ...], trailing axes static.
+def raised_sum(terms: tf.Tensor) -> tf.Tensor:
+    """Returns upper bounds [B] of the sums of non-negative terms [B, ...], trailing axes static.
 
     Added in a tree of blocks of at most 32 terms, so that the relative error is at most (Σ block
     sizes)·2⁻²⁴ whatever order a device adds in; by that much, and for the terms' own rounding, the
@@ -206,8 +209,8 @@ def raised_sum(terms):
     return total * (1.0 + (blocks + 4) * ROUNDOFF)
 
 
-def row_norms(rows):
-    """Upper bounds of the Euclidean norms of [..., n], also where squares underflow.
+def row_norms(rows: tf.Tensor) -> tf.Tensor:
+    """Returns upper bounds of the Euclidean norms of [..., n], also where squares underflow.
 
     A square below the smallest float32 counts as that one: where two norms are multiplied, tiny
     entries in one factor must not hide huge ones in the other. Norms above 1.8e19 are infinite.
@@ -220,7 +223,7 @@ def row_norms(rows):
 
 
 def _tree_sum(rows, shape):
-    """Row sums of non-negative [B, n] in blocks, and the sum of the block sizes."""
+    """Sums rows of non-negative [B, n] in blocks; also returns the sum of the block sizes."""
     size, terms = rows.shape[1], 0
     while size > _LARGEST_BLOCK:
         block = _block_size(size, shape[0] if shape and not terms else 1)
@@ -239,12 +242,12 @@ def _tree_sum(rows, shape):
 
 
 def _batch_size(rows):
-    """The number of rows: an int where it is known, which saves a graph a handful of operations."""
+    """Returns the number of rows, as an int where it is static: that saves some operations."""
     return tf.shape(rows)[0] if rows.shape[0] is None else rows.shape[0]
 
 
 def _block_size(size, lead):
-    """A divisor of `size` up to 32, or 32 (to be padded) where the divisors are small.
+    """Returns a divisor of `size` up to 32, or 32 (to be padded) where the divisors are small.
 
     Divisors of the leading axis come first: then a block is a slice of the variable, and a compiler
     can form the gradient inside the sum without storing it.

@@ -70,7 +70,7 @@ def _sets(variables, names=None):
         "ellipsoid": clipping.Ellipsoid(full),
         "ellipsoid with centre": clipping.Ellipsoid(full, centers),
         "box": clipping.Box(scales(0.001, 0.05)),
-        "normalised": clipping.Normalized(0.01),
+        "normalised": clipping.L2Ball(1.0, gamma=0.01),
         "switch": clipping.Switch(tf.constant(True), clipping.Ellipsoid(row), clipping.L2Ball(1)),
     }
     return {name: sets[name] for name in names or sets}

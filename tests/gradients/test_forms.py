@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tf_adadp import clipping
 from tf_adadp.clipping import row_gradients
 from tf_adadp.clipping.row_gradients import AxisScales, Rows
-from tf_adadp.gradients import factors
-from tf_adadp.gradients.factors import (
+from tf_adadp.gradients.forms import (
     Lookups,
     MatrixLayout,
     OuterProducts,
     SequenceProducts,
     add,
+    common,
+    lookups,
     products,
     sequence_form,
 )
@@ -448,7 +449,7 @@ def _sets(rng, kind, example):
     bound = 10.0 ** rng.uniform(-10, 10)
     yield clipping.L2Ball(bound), None, bound
     yield clipping.LayerBalls([bound]), None, bound
-    yield clipping.Normalized(10.0 ** rng.uniform(-10, 2)), None, 1.0
+    yield clipping.L2Ball(1.0, gamma=10.0 ** rng.uniform(-10, 2)), None, 1.0
     b = _scales(rng, g.shape, rng.choice(SCALES))
     yield clipping.Ellipsoid([tf.constant(b)]), b, 1.0
     a = _center(rng, b, g, rng.choice(CENTERS[1:]))
@@ -564,7 +565,7 @@ def test_magnitudes_whose_reciprocals_are_denormal(magnitudes, center, jit_compi
     assert np.linalg.norm(contribution(a, d) / b) <= 1 + EXCESS
 
 
-@pytest.mark.parametrize("clipping_set", [clipping.L2Ball(1.0), clipping.Normalized(0.01)])
+@pytest.mark.parametrize("clipping_set", [clipping.L2Ball(1.0), clipping.L2Ball(1.0, 0.01)])
 def test_lookups_that_cancel(clipping_set):
     rng = _rng(14)
     indices = np.ones((1, 3), int)
@@ -584,8 +585,8 @@ def test_lookups_with_scalars():
 
 def test_without_margins_examples_get_past(monkeypatch):
     """The search can fail: positions that cancel pass an L2 ball once the slack is gone."""
-    monkeypatch.setattr(factors, "_product_margin", lambda terms: 1.0)
-    monkeypatch.setattr(factors, "_margin", lambda roundings: 1.0)
+    monkeypatch.setattr(common, "product_margin", lambda terms: 1.0)
+    monkeypatch.setattr(common, "margin", lambda roundings: 1.0)
     rng, worst = _rng(15), 0.0
     for _ in range(60):
         a = np.repeat(rng.normal(size=(1, 1, 64)), 4, 1).astype(np.float32)
@@ -621,8 +622,8 @@ def _full(rng, g, center=False):
 def test_without_margins_outer_products_get_past(monkeypatch, make_set):
     """By little, since nothing cancels; with the margins by nothing at all."""
     assert -1e-3 < _worst("outer", make_set) <= 0.0
-    monkeypatch.setattr(factors, "_product_margin", lambda terms: 1.0)
-    monkeypatch.setattr(factors, "_margin", lambda roundings: 1.0)
-    for module in (factors, row_gradients, clipping.sets):
+    monkeypatch.setattr(common, "product_margin", lambda terms: 1.0)
+    monkeypatch.setattr(common, "margin", lambda roundings: 1.0)
+    for module in (common, lookups, row_gradients, clipping.base):
         monkeypatch.setattr(module, "ROUNDOFF", 0.0)
     assert _worst("outer", make_set) > 0.0
