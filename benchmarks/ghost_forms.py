@@ -4,7 +4,7 @@
 
 For lengths T and widths i, o: the time per example of an upper bound of ‖Σ_t a_t ⊗ d_t‖ and of the
 weighted sum over examples, in both forms, interleaved in one process. The table says which one
-`tf_adadp.gradients.factors.sequence_form` chooses and what that loses against the faster one; the
+`tf_adadp.gradients.forms.sequence_form` chooses and what that loses against the faster one; the
 constants of its cost model are the pair that loses least here.
 """
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from benchmarks import common
-from tf_adadp.gradients import factors
+from tf_adadp.gradients import forms
 
 LENGTHS = (2, 8, 32, 128, 512)
 WIDTHS = ((32, 32), (128, 128), (288, 32), (128, 512), (512, 512), (1152, 128), (1024, 1024))
@@ -35,10 +35,10 @@ def measure(length, rows, columns, repeats):
     rng = np.random.default_rng(0)
     a = tf.constant(rng.normal(size=(size, length, rows)), tf.float32)
     d = tf.constant(rng.normal(size=(size, length, columns)), tf.float32)
-    layout = factors.MatrixLayout((rows, columns), [0])
+    layout = forms.MatrixLayout((rows, columns), [0])
 
     def runner(form):
-        class Forced(factors.SequenceProducts):
+        class Forced(forms.SequenceProducts):
             pass
 
         Forced.form = form
@@ -86,13 +86,13 @@ def main(argv):
         if not results.find(**where):
             times = measure(length, rows, columns, args.repeats)
             results.put(where | {f"{form}_ms": round(t, 5) for form, t in times.items()})
-    constants = (factors.MATERIALIZED_ENTRY_COST, factors.GRAM_ENTRY_COST)
+    constants = (forms.sequence.MATERIALIZED_ENTRY_COST, forms.sequence.GRAM_ENTRY_COST)
     table = []
     for row in results.rows:
         shape = row["length"], row["rows"], row["columns"]
         cells = [f"{row[f'{form}_ms']:.4f}" for form in FORMS]
         loss = loss_of_choice(row, *constants)
-        table.append([*map(str, shape), *cells, factors.sequence_form(*shape), f"{loss:.2f}"])
+        table.append([*map(str, shape), *cells, forms.sequence_form(*shape), f"{loss:.2f}"])
     print(common.markdown_table(["T", "i", "o", "gram, ms", "formed, ms", "chosen", "loss"], table))
     best = best_constants(results.rows)
     for name, pair in (("in use", constants), ("best here", best)):

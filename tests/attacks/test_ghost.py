@@ -9,8 +9,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 import tf_adadp as dp
 from tf_adadp import clipping
 from tf_adadp.clipping.row_gradients import AxisScales, Rows
-from tf_adadp.gradients import factors, ghost
-from tf_adadp.gradients.api import make_engine
+from tf_adadp.gradients import forms, ghost, make_engine
 from tf_adadp.sampling import make_lot
 
 L = keras.layers
@@ -230,8 +229,8 @@ def test_scales_of_zero_do_not_hide_the_rest_of_a_row(center):
     a[0, 0] = 1e18
     scale = np.ones((1000, 100), np.float32)
     scale[0] = 0.0
-    rows = factors.OuterProducts(
-        a, np.ones((1, 100), np.float32), factors.MatrixLayout((1000, 100), [0])
+    rows = forms.OuterProducts(
+        a, np.ones((1, 100), np.float32), forms.MatrixLayout((1000, 100), [0])
     )
     centers = None if center is None else [tf.constant(center * scale)]
     clipped = clipping.Ellipsoid([tf.constant(scale)], centers).clipped_sum([rows], tf.ones([1]))
@@ -242,7 +241,7 @@ def test_indices_from_the_end_or_out_of_range_stay_with_their_example():
     """Formed as one table, they would land in the row of the example before or after."""
     d = np.ones((3, 2, 2), np.float32)
     d[1] = 7.0
-    rows = factors.Lookups(tf.constant([[0, 1], [-1, 4], [2, -5]]), tf.constant(d), (4, 2))
+    rows = forms.Lookups(tf.constant([[0, 1], [-1, 4], [2, -5]]), tf.constant(d), (4, 2))
     dense = rows.materialize().numpy()
     expected = np.zeros((3, 4, 2))
     expected[0, :2] = expected[2, 2] = 1.0

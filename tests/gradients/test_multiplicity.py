@@ -10,7 +10,7 @@ import tf_adadp as dp
 from tf_adadp import clipping
 from tf_adadp.clipping.row_gradients import AxisScales, Rows
 from tf_adadp.gradients import make_engine
-from tf_adadp.gradients.factors import Lookups, MatrixLayout, OuterProducts, SequenceProducts
+from tf_adadp.gradients.forms import Lookups, MatrixLayout, OuterProducts, SequenceProducts
 from tf_adadp.sampling import make_lot
 
 L = keras.layers

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import Rows
-from tf_adadp.gradients.factors import MatrixLayout, products
+from tf_adadp.gradients.forms import MatrixLayout, products
 from tf_adadp.gradients.ghost.independence import activate
 from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.gradients.patching import replaced

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tf_adadp.gradients.factors import Lookups
+from tf_adadp.gradients.forms import Lookups
 from tf_adadp.gradients.ghost.registry import register
 from tf_adadp.utils.keras_compat import raw_embeddings
 

@@ -2,7 +2,7 @@
 
 For each chunk of a lot one batched forward and backward pass, as in ordinary training, gives every
 layer's inputs and output gradients; from them come upper bounds of the examples' norms and the
-clipped sum (see `factors`). Work and memory are near those of an ordinary step.
+clipped sum (see `forms`). Work and memory are near those of an ordinary step.
 """
 
 import tensorflow as tf

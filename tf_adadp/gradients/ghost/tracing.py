@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import Rows
-from tf_adadp.gradients import factors
+from tf_adadp.gradients import forms
 from tf_adadp.gradients.ghost import registry
 from tf_adadp.gradients.ghost.independence import (
     IMAGE_AUGMENTATION,
@@ -120,7 +120,7 @@ class GhostPass:
         for variable in self.example_loss.trainable_variables:
             rows = parts[id(variable)]
             if rows:
-                gradients.append(factors.add(rows))
+                gradients.append(forms.add(rows))
             else:
                 gradients.append(Rows(tf.zeros([batch_size, *variable.shape])))
         return losses, y_pred, gradients, records

@@ -1,0 +1,65 @@
+"""What the forms share: weights, scales, and margins for the rounding of products."""
+
+import tensorflow as tf
+
+from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales
+
+
+def scaled_rows(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Divides rows by their largest entry; returns both."""
+    # In [2⁻¹²⁶, 2¹²⁶], so that no reciprocal is 0.
+    largest = tf.clip_by_value(tf.reduce_max(tf.abs(rows), axis=-1), 2.0**-126, 2.0**126)
+    return rows * tf.math.reciprocal_no_nan(largest)[..., None], largest
+
+
+def absorbed(inverse: tf.Tensor, a: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Multiplies a metric [i, 1] into a, or a metric [1, o] into d."""
+    if inverse.shape[1] == 1:
+        return a * inverse[:, 0], d
+    return a, d * inverse[0]
+
+
+def weighted(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Weighs rows [B, ...] in one pass; exactly 0 for weight 0 even where the row holds NaN."""
+    weights = tf.reshape(weights, [-1] + [1] * (rows.shape.rank - 1))
+    return tf.math.multiply_no_nan(rows, weights)
+
+
+def zeroed(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Sets the rows of weight 0, which may hold NaN, to exact zeros."""
+    return weighted(values, tf.cast(weights > 0.0, values.dtype))
+
+
+def less_center(total: tf.Tensor, axis_scales: AxisScales | None, weights: tf.Tensor) -> tf.Tensor:
+    """Turns a sum of gradients into the sum of their differences to the centre, where b > 0."""
+    if axis_scales is None:
+        return total
+    if axis_scales.center is not None:
+        total -= tf.reduce_sum(weights) * axis_scales.center
+    return tf.where(axis_scales.scale > 0.0, total, 0.0)
+
+
+def end_to_end(values: tf.Tensor, size: int) -> tf.Tensor:
+    """Reshapes [B·size, T, ...] to [B, size·T, ...]."""
+    length = values.shape[1] and size * values.shape[1]
+    head = tf.stack([tf.shape(values)[0] // size, size * tf.shape(values)[1]])
+    joined = tf.reshape(values, tf.concat([head, tf.shape(values)[2:]], 0))
+    return tf.ensure_shape(joined, [None, length, *values.shape[2:]])
+
+
+def margin(roundings: int) -> float:
+    """Returns 1 + the relative error of that many roundings and of the product that sums rows."""
+    return 1.0 + roundings * ROUNDOFF + _input_rounding()
+
+
+def product_margin(terms: int) -> float:
+    """Returns 1 + the relative error of a matrix product of non-negative terms, in any order."""
+    return 1.0 + (terms + 4) * ROUNDOFF + _input_rounding()
+
+
+def _input_rounding():
+    """Returns the relative error of a squared norm from rounded inputs of products.
+
+    GPUs may keep 10 bits of them (TensorFloat-32).
+    """
+    return 2.0**-8 if tf.config.list_physical_devices("GPU") else 0.0
