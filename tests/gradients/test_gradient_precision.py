@@ -12,7 +12,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_adadp import clipping
 from tf_adadp.gradients import make_engine
-from tf_adadp.gradients.api import FLOAT16_LOSS_SCALE
+from tf_adadp.gradients.choose import FLOAT16_LOSS_SCALE
 
 L = keras.layers
 POLICIES = ("mixed_bfloat16", "mixed_float16", "float64", "per layer")

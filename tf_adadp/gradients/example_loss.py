@@ -7,30 +7,26 @@ Weight regularisers are left out: they depend on no data and are added after the
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_adadp.gradients.compiled_losses import each_alone
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.utils.keras_compat import (
+    CompileLoss,
     call_arguments,
-    compute_output_spec,
-    flat_losses,
     get_keras_mask,
     seed_generators,
     set_keras_mask,
-    shallow_copy,
-    unscale_loss_for_distribution,
-    with_losses,
 )
-from tf_adadp.utils.problems import Problem, raise_first
-
-PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
 
 class ExampleLoss:
-    """Loss and prediction of one example; pure in the weights and in the example's seeds.
+    """Computes loss and prediction of one example; pure in the weights and the example's seeds.
 
     Args:
         model: a built `keras.Model`, the plain one.
@@ -39,17 +35,15 @@ class ExampleLoss:
 
     The value is `w * loss(y, y_pred)` plus the data-dependent losses of the layers. `w` multiplies
     and never normalises: a mean weighted by the weights of a lot would let one example change the
-    weight of another. Reductions over the batch axis have no say here, since a lot's gradient is
-    always the sum over examples divided by the expected lot size.
+    weight of another. Reductions over the batch axis are left out: a lot's gradient is always the
+    sum over examples divided by the expected lot size.
     """
 
-    def __init__(self, model, loss, training=True):
+    def __init__(self, model: keras.Model, loss: CompileLoss | None, training: bool = True):
         self.model = model
         self.trainable_variables = list(model.trainable_variables)
         self._non_trainable_variables = list(model.non_trainable_variables)
-        self._loss = None
-        if loss is not None:
-            self._loss = without_state(_map_losses(loss, _without_batch_reduction))
+        self._loss = None if loss is None else each_alone(loss)
         self._call_arguments = call_arguments(model, training)
         self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
         states = {id(generator.state) for _, generator in seed_generators(model)}
@@ -58,11 +52,11 @@ class ExampleLoss:
         ]
 
     @property
-    def num_seed_generators(self):
-        """How many `[2]` uint32 seeds each example needs (dropout and the like)."""
+    def num_seed_generators(self) -> int:
+        """The number of `[2]` uint32 seeds that each example needs (dropout and the like)."""
         return len(self._seed_slots)
 
-    def check_multiplicity(self, multiplicity):
+    def check_multiplicity(self, multiplicity: int) -> None:
         """Raises ValueError where several draws per example would all be the same."""
         if multiplicity > 1 and self.num_seed_generators == 0:
             raise ValueError(
@@ -71,8 +65,8 @@ class ExampleLoss:
                 "keras.layers.RandomTranslation or Dropout into the model, or give 1."
             )
 
-    def draw_seeds(self, seed, number, *rows):
-        """Seeds for one physical batch or chunk of a lot: uint32 `[*rows, num_seed_generators, 2]`.
+    def draw_seeds(self, seed: tf.Tensor, number: tf.Tensor, *rows: int | tf.Tensor) -> tf.Tensor:
+        """Draws the seeds of a physical batch or chunk: uint32 `[*rows, num_seed_generators, 2]`.
 
         Args:
             seed: int64 `[2]`, that of the lot.
@@ -88,12 +82,19 @@ class ExampleLoss:
             dtype=tf.uint32,
         )
 
-    def trainable_values(self):
-        """The current trainable weights as tensors, in the order of the gradients."""
+    def trainable_values(self) -> list[tf.Tensor]:
+        """Reads the current trainable weights, in the order of the gradients."""
         return [tf.convert_to_tensor(v.value) for v in self.trainable_variables]
 
-    def __call__(self, trainable, x, y, sample_weight, seeds):
-        """Loss (float32 scalar) and prediction (no batch axis) of one example.
+    def __call__(
+        self,
+        trainable: Sequence[tf.Tensor],
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        seeds: tf.Tensor,
+    ) -> tuple[tf.Tensor, Any]:
+        """Returns the loss (float32 scalar) and prediction (no batch axis) of one example.
 
         Args:
             trainable: list of tensors, the weights.
@@ -110,8 +111,10 @@ class ExampleLoss:
             total += tf.reduce_sum(tf.cast(loss, tf.float32))
         return total, tf.nest.map_structure(lambda t: tf.squeeze(t, 0), y_pred)
 
-    def predictions(self, trainable, x, seeds):
-        """The model's output for a batch, and what its layers add to the loss of the whole batch.
+    def predictions(
+        self, trainable: Sequence[tf.Tensor], x: Any, seeds: tf.Tensor
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Returns the model's output for a batch, and what its layers add to the batch's loss.
 
         Args:
             trainable: list of tensors, the weights.
@@ -129,8 +132,15 @@ class ExampleLoss:
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
-    def losses(self, y, y_pred, sample_weight, batch_size, mapped=None):
-        """The compiled losses of each example by itself, float32 [B], from a batch's predictions.
+    def losses(
+        self,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        batch_size: int | tf.Tensor,
+        mapped: Callable | None = None,
+    ) -> tf.Tensor:
+        """Returns the compiled losses of each example by itself, float32 [B], from predictions.
 
         Mapped over the examples, so that no reduction can mix them: by `mapped`, or vectorised.
         """
@@ -155,115 +165,13 @@ class ExampleLoss:
         return mapped(one_example, [flat[i] for i in present])
 
     def _batch_of_one(self, y, y_pred, sample_weight):
-        """The compiled losses of a batch of one, float32."""
+        """Returns the compiled losses of a batch of one, float32."""
         if self._loss is None:
             return tf.zeros([], tf.float32)
         return tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)
 
 
-def weight_regularization(model):
-    """The sum of a model's weight regularisers, a float32 scalar; None where it has none."""
+def weight_regularization(model: keras.Model) -> tf.Tensor | None:
+    """Adds up a model's weight regularisers: a float32 scalar, or None where it has none."""
     losses = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
     return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
-
-
-def without_state(loss):
-    """A copy of a built CompileLoss whose losses write no Keras variables and stop at no label.
-
-    A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
-    What a label out of range gives, see `indices`. The metrics that Keras keeps for each of several
-    losses are still updated.
-    """
-
-    def isolated(single):
-        def call(y_true, y_pred, sample_weight=None):
-            with keras.StatelessScope(), no_index_stops():
-                value = single(y_true, y_pred, sample_weight)
-            # Keras divides means by the number of replicas, for gradients that it adds up.
-            if single.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
-                value = unscale_loss_for_distribution(value)
-            return value
-
-        return call
-
-    return _map_losses(loss, isolated, keep_metrics=True)
-
-
-def check_reduces_no_batch(loss, y, y_pred):
-    """Raises ValueError for the first of `batch_reductions`."""
-    raise_first(batch_reductions(loss, y, y_pred))
-
-
-def batch_reductions(loss, y, y_pred):
-    """A `Problem` for every loss that reduces the batch axis, and so mixes examples.
-
-    Args:
-        loss: a built Keras `CompileLoss`.
-        y, y_pred: structures of KerasTensors with batch size `PROBE_BATCH`.
-    """
-    problems = []
-
-    def check(single, values):
-        if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
-            problems.append(
-                Problem(
-                    f"The loss {single.name!r}",
-                    f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
-                    "reduces the batch axis, so the loss of one example depends on the others",
-                    "Return one value per example (shape [batch, ...]) from `call` and leave "
-                    "the reduction to Keras.",
-                )
-            )
-
-    compute_output_spec(_showing_rows(loss, check), y, y_pred)
-    return list(dict.fromkeys(problems))  # Keras may call a loss twice
-
-
-def losses_of_rows(loss, y, y_pred):
-    """Pairs of the name of each single loss and its values [B, ...] on a batch.
-
-    Args:
-        loss: a built Keras `CompileLoss`.
-        y, y_pred: structures of tensors.
-    """
-    found = []
-    showing = _showing_rows(loss, lambda single, values: found.append((single.name, values)))
-    with keras.StatelessScope():
-        showing(y, y_pred)
-    return found
-
-
-def _showing_rows(loss, see):
-    """A copy of a CompileLoss that calls `see(single loss, its values)` before they are reduced."""
-
-    def shown(single):
-        def call(y_true, y_pred, sample_weight=None):
-            y_true, y_pred = keras.tree.map_structure(
-                lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
-            )
-            values = single.call(y_true, y_pred)
-            see(single, values)
-            return keras.ops.sum(values)
-
-        return call
-
-    return _map_losses(loss, shown)
-
-
-def _map_losses(compile_loss, function, keep_metrics=False):
-    """A copy of a built CompileLoss with each of its losses replaced by function(loss).
-
-    Without its metrics: inside a map over examples they would be updated once for all examples of
-    a physical batch, and wrongly.
-    """
-    losses = [function(entry.loss) for entry in flat_losses(compile_loss)]
-    return with_losses(compile_loss, losses, keep_metrics)
-
-
-def _without_batch_reduction(loss):
-    """A loss whose value on a batch of one is w·loss(y, y_pred), whatever its reduction was."""
-    reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
-    if loss.reduction in reductions:
-        loss = shallow_copy(loss)
-        loss.reduction = reductions[loss.reduction]
-    return loss

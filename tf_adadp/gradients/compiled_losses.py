@@ -1,0 +1,130 @@
+"""Copies of Keras's compiled losses that keep examples apart, and what shows that a loss does not.
+
+A `CompileLoss` holds the losses of `compile` and reduces each over the batch. Private training
+needs them for a batch of one, without state, and without the reduction.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.gradients.indices import no_index_stops
+from tf_adadp.utils.keras_compat import (
+    CompileLoss,
+    compute_output_spec,
+    flat_losses,
+    shallow_copy,
+    unscale_loss_for_distribution,
+    with_losses,
+)
+from tf_adadp.utils.problems import Problem, raise_first
+
+PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
+
+
+def each_alone(loss: CompileLoss) -> CompileLoss:
+    """Copies a built CompileLoss to give w·loss(y, y_pred) on a batch of one, without state."""
+    return without_state(_map_losses(loss, _without_batch_reduction))
+
+
+def without_state(loss: CompileLoss) -> CompileLoss:
+    """Copies a built CompileLoss so that its losses write no Keras variables and stop at no label.
+
+    A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
+    For labels out of range, see `indices`. The metrics that Keras keeps for each of several
+    losses are still updated.
+    """
+
+    def isolated(single):
+        def call(y_true, y_pred, sample_weight=None):
+            with keras.StatelessScope(), no_index_stops():
+                value = single(y_true, y_pred, sample_weight)
+            # Keras divides means by the number of replicas, for gradients that it adds up.
+            if single.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
+                value = unscale_loss_for_distribution(value)
+            return value
+
+        return call
+
+    return _map_losses(loss, isolated, keep_metrics=True)
+
+
+def check_reduces_no_batch(loss: CompileLoss, y: Any, y_pred: Any) -> None:
+    """Raises ValueError for the first of `batch_reductions`."""
+    raise_first(batch_reductions(loss, y, y_pred))
+
+
+def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
+    """Returns a `Problem` for every loss that reduces the batch axis, and so mixes examples.
+
+    Args:
+        loss: a built Keras `CompileLoss`.
+        y, y_pred: structures of KerasTensors with batch size `PROBE_BATCH`.
+    """
+    problems = []
+
+    def check(single, values):
+        if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
+            problems.append(
+                Problem(
+                    f"The loss {single.name!r}",
+                    f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
+                    "reduces the batch axis, so the loss of one example depends on the others",
+                    "Return one value per example (shape [batch, ...]) from `call` and leave "
+                    "the reduction to Keras.",
+                )
+            )
+
+    compute_output_spec(_showing_rows(loss, check), y, y_pred)
+    return list(dict.fromkeys(problems))  # Keras may call a loss twice
+
+
+def losses_of_rows(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, tf.Tensor]]:
+    """Returns pairs of the name of each single loss and its values [B, ...] on a batch.
+
+    Args:
+        loss: a built Keras `CompileLoss`.
+        y, y_pred: structures of tensors.
+    """
+    found = []
+    showing = _showing_rows(loss, lambda single, values: found.append((single.name, values)))
+    with keras.StatelessScope():
+        showing(y, y_pred)
+    return found
+
+
+def _showing_rows(loss, see):
+    """Copies a CompileLoss to call `see(single loss, its values)` before they are reduced."""
+
+    def shown(single):
+        def call(y_true, y_pred, sample_weight=None):
+            y_true, y_pred = keras.tree.map_structure(
+                lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
+            )
+            values = single.call(y_true, y_pred)
+            see(single, values)
+            return keras.ops.sum(values)
+
+        return call
+
+    return _map_losses(loss, shown)
+
+
+def _map_losses(compile_loss, function, keep_metrics=False):
+    """Copies a built CompileLoss with each of its losses replaced by function(loss).
+
+    Without its metrics: inside a map over examples they would be updated once for all examples of
+    a physical batch, and wrongly.
+    """
+    losses = [function(entry.loss) for entry in flat_losses(compile_loss)]
+    return with_losses(compile_loss, losses, keep_metrics)
+
+
+def _without_batch_reduction(loss):
+    """Copies a loss so that its value on a batch of one is w·loss(y, y_pred)."""
+    reductions = {"mean_with_sample_weight": "sum_over_batch_size", "none": "sum", None: "sum"}
+    if loss.reduction in reductions:
+        loss = shallow_copy(loss)
+        loss.reduction = reductions[loss.reduction]
+    return loss
