@@ -1,14 +1,19 @@
 """What the loss of one example and its gradient write, call and loop over, read off their graph."""
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 from tf_adadp.distribution import replicas
+from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.utils.keras_compat import op_def_registry
 from tf_adadp.utils.problems import Problem, raise_first
 
-# Of what TensorFlow calls stateful: they read, draw at random, call what is looked at by itself, or
-# live for one execution. All other stateful operations could keep something: write a variable, a
-# table, a queue, a file.
+# Operations that TensorFlow calls stateful and that keep nothing: they read, draw at random, call
+# functions whose operations are looked at by themselves, or live for one execution. All others
+# could keep something: write a variable, a table, a queue, a file.
 _KEEPS_NOTHING = (
     "AllCandidateSampler", "AnonymousHashTable", "AnonymousMutable", "Assert", "Case",
     "CheckNumerics", "CudnnRNN", "DeviceIndex", "Empty", "FixedUnigramCandidateSampler",
@@ -19,8 +24,8 @@ _KEEPS_NOTHING = (
     "TensorArray", "TruncatedNormal", "UniformCandidateSampler", "VarHandleOp", "VarIsInitialized",
     "VariableShape", "While", "XlaCallModule", "XlaLaunch", "_Arg", "_If", "_Retval", "_While",
 )  # fmt: skip
-# Their outputs have as many entries as the values tell; `tf.vectorized_map` stops where two
-# examples differ in that.
+# The size of their outputs depends on values; `tf.vectorized_map` stops where two examples differ
+# in it.
 _SHAPED_BY_VALUES = (
     "DynamicPartition", "ListDiff", "NonMaxSuppression", "RaggedRange", "StringNGrams",
     "StringSplit", "UnicodeDecode", "Unique", "Where",
@@ -30,7 +35,7 @@ _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "Statel
 
 
 class ExampleGraph:
-    """The traced loss of one example, and its gradient where a function of its own gives that.
+    """Traces the loss of one example, and its gradient where a custom gradient gives that.
 
     Nothing is run.
 
@@ -39,7 +44,7 @@ class ExampleGraph:
         example: `(x, y, sample_weight)` of TensorSpecs of one example.
     """
 
-    def __init__(self, example_loss, example):
+    def __init__(self, example_loss: ExampleLoss, example: Any):
         self._model = example_loss.model
         seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
 
@@ -59,39 +64,41 @@ class ExampleGraph:
         if any("_gradient_op_type" in node.attr for node in _nodes(self._graph)):
             self._whole = gradient.get_concrete_function(*example, seeds).graph
 
-    def check(self):
+    def check(self) -> None:
         """Raises ValueError for the first of `problems`."""
         raise_first(self.problems())
 
-    def problems(self):
-        """The `state_problems` of layers and loss."""
+    def problems(self) -> Iterator[Problem]:
+        """Yields the `state_problems` of layers and loss."""
         return state_problems(self._whole, "a layer or the loss", self._model.variables)
 
-    def control_flow(self):
-        """The name of a loop or a branch in it, or None."""
+    def control_flow(self) -> str | None:
+        """Returns the name of a loop or a branch in the graph, or None."""
         return next((node.name for node in _nodes(self._graph) if node.op in _CONTROL_FLOW), None)
 
-    def shaped_by_values(self):
-        """The name of an operation whose output's shape depends on an example's values, or None."""
+    def shaped_by_values(self) -> str | None:
+        """Returns the name of an operation whose output's shape depends on values, or None."""
         return shaped_by_values(self._graph)
 
 
-def shaped_by_values(traced):
-    """The name of an operation of a `FuncGraph` that makes shapes of values, or None."""
+def shaped_by_values(traced: tf.Graph) -> str | None:
+    """Returns the name of an operation whose output's shape depends on values, or None."""
     nodes = _nodes(traced)
     return next((node.name for node in nodes if node.op.startswith(_SHAPED_BY_VALUES)), None)
 
 
-def state_problems(traced, whose, known_variables=()):
-    """Yields a `Problem` for whatever keeps state, calls Python or reads a stranger.
+def state_problems(
+    traced: tf.Graph, whose: str, known_variables: Sequence[keras.Variable] = ()
+) -> Iterator[Problem]:
+    """Yields a `Problem` for each operation that keeps state, calls Python or casts strings.
 
-    What Keras variables are told inside a map over examples is dropped; a `tf.Variable`, a table, a
-    file or a Python function would keep a raw statistic and feed it to later lots. And for strings
-    that meet a layer for numbers.
+    Updates of Keras variables inside a map over examples are dropped; a `tf.Variable`, a table, a
+    file or a Python function would keep a raw statistic and feed it to later lots. Variables that
+    are read and not known are reported too.
 
     Args:
         traced: a `FuncGraph`.
-        whose: who made it, for the message.
+        whose: what the graph is of, for the message.
         known_variables: Keras variables that it may read.
     """
     for node in _nodes(traced):
@@ -122,13 +129,15 @@ def state_problems(traced, whose, known_variables=()):
             )
 
 
-def refuse_state(traced, whose, known_variables=()):
+def refuse_state(
+    traced: tf.Graph, whose: str, known_variables: Sequence[keras.Variable] = ()
+) -> None:
     """Raises ValueError for the first of `state_problems`."""
     raise_first(state_problems(traced, whose, known_variables))
 
 
 def _may_keep(operation):
-    """Whether an operation, by its name, may keep what it was given."""
+    """Whether an operation of this name may keep its inputs."""
     definition = op_def_registry.get(operation)
     # None for functions, whose own operations are looked at.
     if definition is None or operation.startswith(_KEEPS_NOTHING):

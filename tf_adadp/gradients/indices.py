@@ -1,12 +1,13 @@
-"""Indices that name nothing: a value that is no number, instead of an exception in mid-run.
+"""Makes out-of-range indices yield NaN instead of raising.
 
-An exception that depends on a record tells of it. On a CPU TensorFlow stops at an index beyond a
-table and at a label beyond the classes. Here the first gives NaN, as `keras.ops.take` does on the
-JAX backend, and the second a loss of NaN, so that what holds for every gradient that is not finite
-holds for these: they contribute nothing, and no other example notices.
+An exception that depends on a record reveals that record. On a CPU TensorFlow raises at an index
+beyond a table and at a label beyond the classes. Here the index gives NaN, as `keras.ops.take` does
+on the JAX backend, and the label a loss of NaN. Their gradients are not finite, so these examples
+contribute nothing, and no other example is affected.
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -18,12 +19,12 @@ _raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
 
 
 @contextlib.contextmanager
-def no_index_stops():
-    """While it is open, no index out of range stops what is traced; it gives NaN.
+def no_index_stops() -> Iterator[None]:
+    """Makes out-of-range indices yield NaN in all that is traced inside of this context.
 
-    So it is for whoever gathers rows by computed indices (an `Embedding`, `keras.ops.take` in a
-    layer or a loss of the user's), and whoever takes a cross-entropy of class labels: the three
-    operations themselves are replaced. What is gathered and cannot be NaN, integers say, is 0.
+    It replaces three operations themselves, so it holds for every caller that gathers rows by
+    computed indices (an `Embedding`, `keras.ops.take` in a user's layer or loss) or takes a
+    cross-entropy of class labels. Gathered values that cannot be NaN, such as integers, are 0.
     """
     with (
         PATCHING,
@@ -34,7 +35,7 @@ def no_index_stops():
 
 
 def _gather_v2(params, indices, axis, batch_dims=0, name=None):
-    """`tf.gather`: [*params[:axis], *indices[batch_dims:], *params[axis + 1:]]."""
+    """Replaces `tf.gather`: [*params[:axis], *indices[batch_dims:], *params[axis + 1:]]."""
     params, indices = tf.convert_to_tensor(params), tf.convert_to_tensor(indices)
     if _cannot_stop(params, indices):
         return _raw_gather(params, indices, axis, batch_dims=batch_dims, name=name)
@@ -49,7 +50,7 @@ def _gather_v2(params, indices, axis, batch_dims=0, name=None):
 
 
 def _gather_nd(params, indices, bad_indices_policy="", name=None):
-    """`tf.gather_nd`: [*indices[:-1], *params[indices.shape[-1]:]]."""
+    """Replaces `tf.gather_nd`: [*indices[:-1], *params[indices.shape[-1]:]]."""
     params, indices = tf.convert_to_tensor(params), tf.convert_to_tensor(indices)
     if _cannot_stop(params, indices):
         return _raw_gather_nd(params, indices, bad_indices_policy, name=name)
@@ -61,7 +62,7 @@ def _gather_nd(params, indices, bad_indices_policy="", name=None):
 
 
 def _cannot_stop(params, indices):
-    """Whether indices depend on no record, or gather what has no 0 to stand for what is missing."""
+    """Whether indices are constants, or params have a type without a 0 for missing values."""
     numbers = params.dtype.is_floating or params.dtype.is_integer or params.dtype.is_bool
     return tf.get_static_value(indices) is not None or not numbers
 
@@ -78,7 +79,7 @@ def _or_nan(shape, valid, rows):
 
 
 def _cross_entropy(features, labels, name=None):
-    """`tf.nn.sparse_softmax_cross_entropy_with_logits`; it prints the labels of the whole batch."""
+    """Replaces `sparse_softmax_cross_entropy_with_logits`, whose error prints a batch's labels."""
     valid = (labels >= 0) & (labels < tf.cast(tf.shape(features)[-1], labels.dtype))
     values, gradient = _raw_cross_entropy(features, _or_0(valid, labels), name=name)
     return tf.where(valid, values, tf.cast(float("nan"), values.dtype)), gradient

@@ -1,4 +1,7 @@
-"""The clipped losses of a lot at weights of choice: forward passes, no gradients."""
+"""The clipped losses of a lot at given weights: forward passes, no gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -7,8 +10,16 @@ from tf_adadp.gradients.mapping import join_batches
 
 
 @tf.autograph.experimental.do_not_convert
-def clipped_loss_sum(engine, lot, trainable, seed, bound, *, on_batch=None):
-    """Σ over the lot of min(max(ℓ_x, 0), C), for the loss ℓ that the engine takes gradients of.
+def clipped_loss_sum(
+    engine: Any,
+    lot: Any,
+    trainable: Sequence[tf.Tensor],
+    seed: tf.Tensor,
+    bound: float | tf.Tensor,
+    *,
+    on_batch: Callable | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums min(max(ℓ_x, 0), C) over the lot, for the loss ℓ that the engine takes gradients of.
 
     ℓ_x holds the example's weight and what layers add to the loss for it, not the regularisers of
     weights. It is the loss in training: random layers are active, and draw the same numbers
@@ -53,7 +64,7 @@ def clipped_loss_sum(engine, lot, trainable, seed, bound, *, on_batch=None):
 
 
 def _chunks(engine, lot):
-    """`(c ↦ the c-th chunk of a lot, number of chunks)`; leaves of a chunk are [rows, ...]."""
+    """Returns `(c ↦ the c-th chunk, number of chunks)` of a lot; leaves are [rows, ...]."""
     (x, y, sample_weight), mask = lot
     parts = (x, y, sample_weight, mask)
     batch_size = mask.shape[1] or tf.shape(mask)[1]

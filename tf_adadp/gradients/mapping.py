@@ -1,8 +1,10 @@
-"""Maps over examples, the rows of lots, and the specs of what functions return."""
+"""Maps over examples."""
 
 import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,23 +19,23 @@ TRACING_ERRORS = (
 )
 
 
-def output_specs(function, *arguments):
-    """The TensorSpecs of what a function of TensorSpecs returns, by tracing it."""
+def output_specs(function: Callable, *arguments: Any) -> Any:
+    """Returns the TensorSpecs of a function's result, by tracing it."""
     traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
     return tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
     )
 
 
-def map_rows(function, elements, *, sequential, signature=None):
+def map_rows(function: Callable, elements: Any, *, sequential: bool, signature: Any = None) -> Any:
     """Maps a function over the rows of a structure of tensors.
 
     Args:
         function: one row of `elements` ↦ structure of tensors.
         elements: structure of tensors [B, ...].
         sequential: one row after the other, for what `tf.vectorized_map` cannot follow.
-        signature: the TensorSpecs of what `function` returns, where they are known; else it is
-            traced once more to find them, where rows are mapped one after the other.
+        signature: the TensorSpecs of the result of `function`, where they are known. Otherwise a
+            sequential map traces it once more to find them.
     """
     if not sequential:
         # Where it falls back to loops for an operation (random draws, the gradients of convolutions
@@ -47,14 +49,14 @@ def map_rows(function, elements, *, sequential, signature=None):
 
 
 @contextlib.contextmanager
-def without_log_of_pfor(level=logging.ERROR):
-    """Leaves out of TensorFlow's log what `tf.vectorized_map` writes there while it converts.
+def without_log_of_pfor(level: int = logging.ERROR) -> Iterator[None]:
+    """Drops the messages that `tf.vectorized_map` logs while it converts.
 
-    Errors are left out where a failure is caught and seen to: it writes pages before it raises.
-    What other threads, and other modules, write is not touched.
+    Its errors may be dropped where a failure is caught and handled: it logs pages before it raises.
+    Messages of other threads and other modules are kept.
 
     Args:
-        level: the highest level that is left out.
+        level: the highest level that is dropped.
     """
     thread = threading.get_ident()
 
@@ -73,7 +75,7 @@ def without_log_of_pfor(level=logging.ERROR):
         logger.removeFilter(passes)
 
 
-def map_examples(function, structure, seeds, sequential):
+def map_examples(function: Callable, structure: tuple, seeds: tf.Tensor, sequential: bool) -> Any:
     """Maps a function over the rows of a structure of tensors and of their seeds.
 
     Args:
@@ -95,8 +97,8 @@ def map_examples(function, structure, seeds, sequential):
     return map_rows(one_example, ([leaves[i] for i in present], seeds), sequential=sequential)
 
 
-def join_batches(tensor):
-    """[P, B, ...] as [P·B, ...]; None stays None."""
+def join_batches(tensor: tf.Tensor | None) -> tf.Tensor | None:
+    """Reshapes [P, B, ...] to [P·B, ...]; None stays None."""
     if tensor is None:
         return None
     shape = tf.concat([[-1], tf.shape(tensor)[2:]], 0)

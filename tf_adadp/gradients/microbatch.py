@@ -10,10 +10,15 @@ Slots have as many examples as draw them, so a lot's rows are sorted by slot and
 physical batches of fixed size; the slot that a batch leaves open is carried into the next.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
+from tf_adadp.clipping import ClippingSet
 
-def sort_by_slot(seed, num_slots, rows):
+
+def sort_by_slot(seed: tf.Tensor, num_slots: tf.Tensor, rows: Any) -> tuple[tf.Tensor, Any]:
     """Draws a slot in 0..num_slots−1 for every row and sorts the rows by it.
 
     Args:
@@ -43,7 +48,7 @@ def sort_by_slot(seed, num_slots, rows):
 
 
 class SlotSums:
-    """Σ over slots of clip(Σ of the slot's gradients / k).
+    """Sums clip(Σ of the slot's gradients / k) over slots.
 
     Args:
         clipping_set: the set K.
@@ -51,16 +56,18 @@ class SlotSums:
         num_slots: M; rows of slot M are padding.
     """
 
-    def __init__(self, clipping_set, microbatch_size, num_slots):
+    def __init__(self, clipping_set: ClippingSet, microbatch_size: int, num_slots: tf.Tensor):
         self._clipping_set = clipping_set
         self._microbatch_size = microbatch_size
         self._num_slots = num_slots
 
-    def initial_carry(self, trainable):
-        """No open slot: slot −1 and zero gradients."""
+    def initial_carry(self, trainable: Sequence[tf.Tensor]) -> tuple:
+        """Returns slot −1 and zero gradients: no slot is open."""
         return tf.constant(-1), [tf.zeros(v.shape) for v in trainable]
 
-    def add(self, grads, mask, slots, carry):
+    def add(
+        self, grads: list[tf.Tensor], mask: tf.Tensor, slots: tf.Tensor, carry: tuple
+    ) -> tuple[list[tf.Tensor], tuple]:
         """Clips the slots that end in this batch; returns their sum and the slot left open."""
         open_slot, open_grads = carry
         num_segments = tf.shape(slots)[0] + 1
@@ -82,7 +89,7 @@ class SlotSums:
         clipped = self._clipping_set.clipped_sum(sums, tf.cast(ended, tf.float32))
         return list(clipped), (slots[-1], [tf.gather(s, last) for s in sums])
 
-    def finish(self, sums, carry):
+    def finish(self, sums: list[tf.Tensor], carry: tuple) -> list[tf.Tensor]:
         """Adds the slot that the last batch left open."""
         open_slot, open_grads = carry
         mask = tf.cast(self._is_real(open_slot), tf.float32)[None]
@@ -94,7 +101,7 @@ class SlotSums:
 
 
 def _finite_rows(grads):
-    """bool [B]: whether a row is finite in every variable."""
+    """Returns bool [B]: whether a row is finite in every variable."""
     finite = tf.ones([tf.shape(grads[0])[0]], tf.bool)
     for g in grads:
         flat = tf.reshape(g, [tf.shape(g)[0], -1])

@@ -1,15 +1,17 @@
-"""Attributes of layers and modules, replaced while a graph is traced."""
+"""Replaces attributes of layers and modules while a graph is traced."""
 
 import contextlib
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 # Two threads that trace must not see each other's patches.
 PATCHING = threading.RLock()
 
 
 @contextlib.contextmanager
-def replaced(owner, **attributes):
-    """Replaces attributes of a layer, or a module, for a while, past Keras's tracking."""
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replaces attributes of a layer or a module inside of this context, past Keras's tracking."""
     missing = object()
     before = {name: owner.__dict__.get(name, missing) for name in attributes}
     owner.__dict__.update(attributes)

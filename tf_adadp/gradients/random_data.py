@@ -1,14 +1,16 @@
-"""Random public data of a given form, on which a model is tried before it meets any other."""
+"""Random public data of a given form, on which a model is tried before it sees private data."""
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 ROWS = 3
-_LENGTH = 4  # of axes that are not known, as of sequences
+_LENGTH = 4  # of axes of unknown size, such as sequences
 
 
-def random_batches(element_spec):
-    """Two batches of `ROWS` examples that agree in their first one.
+def random_batches(element_spec: Any) -> tuple[Any, Any]:
+    """Draws two batches of `ROWS` examples that agree in their first one.
 
     Args:
         element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch, or None for a leaf.

@@ -7,11 +7,15 @@ number of physical batches differs from lot to lot, and XLA compiles anew for ev
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
+from tf_adadp.clipping import ClippingSet
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients import microbatch
+from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.mapping import (
     TRACING_ERRORS,
     map_examples,
@@ -25,7 +29,7 @@ _ROWS_PER_SUM = 12
 
 
 class VectorizedEngine:
-    """Clipped sums of per-example gradients, materialised one physical batch at a time.
+    """Sums clipped per-example gradients, materialised one physical batch at a time.
 
     Args:
         example_loss: an `ExampleLoss`.
@@ -39,7 +43,14 @@ class VectorizedEngine:
     joins_batches = False  # each physical batch is worked on by itself
     max_rows = None
 
-    def __init__(self, example_loss, *, jit_compile=False, sequential=False, loss_scale=1.0):
+    def __init__(
+        self,
+        example_loss: ExampleLoss,
+        *,
+        jit_compile: bool = False,
+        sequential: bool = False,
+        loss_scale: float = 1.0,
+    ):
         self.example_loss = example_loss
         self._jit_compile = jit_compile
         self._sequential = sequential
@@ -48,23 +59,23 @@ class VectorizedEngine:
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(
         self,
-        lot,
-        clipping_set,
-        seed,
+        lot: Any,
+        clipping_set: ClippingSet,
+        seed: tf.Tensor,
         *,
-        on_batch=None,
-        microbatch_size=1,
-        num_slots=None,
-        augmentation_multiplicity=1,
-    ):
-        """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
+        on_batch: Callable | None = None,
+        microbatch_size: int = 1,
+        num_slots: tf.Tensor | None = None,
+        augmentation_multiplicity: int = 1,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Sums clip(gradient of one example) over the lot, and the examples' losses.
 
         Args:
             lot: `((x, y, sample_weight), mask)`, every leaf `[P, B, ...]` with static B.
             clipping_set: the set K, fixed before this lot was looked at.
             seed: int64 `[2]`, distinct for every step; source of the examples' own seeds and slots.
             on_batch: called in the graph with `(y, y_pred, sample_weight, mask, losses)` of every
-                physical batch. What it does is not covered by any guarantee of this function.
+                physical batch. No guarantee of this function covers it.
             microbatch_size: k > 1 clips the sum over the examples of one slot divided by k, where
                 each example draws one of `num_slots` slots for itself.
             num_slots: scalar int tensor, round(expected lot size / k), of a replica's share; needed
@@ -97,31 +108,7 @@ class VectorizedEngine:
             slots = None
             summing = _RowSums(clipping_set)
 
-        def body_of_rows(x, y, sample_weight, mask, slots, seeds, carry):
-            losses, y_pred, grads = self._per_example(trainable, x, y, sample_weight, seeds)
-            sums, carry = summing.add(grads, mask, slots, carry)
-            return sums, carry, losses, y_pred
-
-        def body_of_groups(x, y, sample_weight, mask, slots, seeds, carry):
-            rows = (x, y, sample_weight, mask, slots, seeds)
-
-            def sums_of_group(*group):
-                sums, _, losses, y_pred = body_of_rows(*group, ())
-                return sums, (losses, y_pred)
-
-            sums, (losses, y_pred) = _sum_over_groups(sums_of_group, rows, batch_size)
-            return sums, carry, losses, y_pred
-
-        run = body_of_rows
-        if self._jit_compile:
-            in_groups = (
-                isinstance(batch_size, int)
-                and microbatch_size == 1
-                and not tf.config.list_physical_devices("GPU")
-            )
-            run = tf.function(
-                body_of_groups if in_groups else body_of_rows, jit_compile=True, autograph=False
-            )
+        run = self._batch_function(summing, trainable, batch_size)
 
         def body(p, sums, carry, total_loss):
             x_p, y_p, weight_p, mask_p, slots_p = tf.nest.map_structure(
@@ -148,8 +135,35 @@ class VectorizedEngine:
         )
         return replicas.all_reduced((summing.finish(sums, carry), total_loss))
 
+    def _batch_function(self, summing, trainable, batch_size):
+        """Returns a function of a physical batch: its sums, what it carries on, its losses."""
+
+        def of_rows(x, y, sample_weight, mask, slots, seeds, carry):
+            losses, y_pred, grads = self._per_example(trainable, x, y, sample_weight, seeds)
+            sums, carry = summing.add(grads, mask, slots, carry)
+            return sums, carry, losses, y_pred
+
+        def of_groups(x, y, sample_weight, mask, slots, seeds, carry):
+            rows = (x, y, sample_weight, mask, slots, seeds)
+
+            def sums_of_group(*group):
+                sums, _, losses, y_pred = of_rows(*group, ())
+                return sums, (losses, y_pred)
+
+            sums, (losses, y_pred) = _sum_over_groups(sums_of_group, rows, batch_size)
+            return sums, carry, losses, y_pred
+
+        if not self._jit_compile:
+            return of_rows
+        in_groups = (
+            isinstance(batch_size, int)
+            and isinstance(summing, _RowSums)
+            and not tf.config.list_physical_devices("GPU")
+        )
+        return tf.function(of_groups if in_groups else of_rows, jit_compile=True, autograph=False)
+
     def _per_example(self, trainable, x, y, sample_weight, seeds):
-        """Losses [B], predictions [B, ...] and float32 gradients [B, *shape] of B examples."""
+        """Returns losses [B], predictions [B, ...] and float32 gradients [B, *shape]."""
 
         def one_example(x, y, sample_weight, seeds):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -168,8 +182,10 @@ class VectorizedEngine:
 
         return map_examples(one_example, (x, y, sample_weight), seeds, self._sequential)
 
-    def why_not_vectorized(self, example):
-        """Why `tf.vectorized_map` cannot convert the gradient of an example, or None; by tracing.
+    def why_not_vectorized(self, example: Any) -> str | None:
+        """Returns why `tf.vectorized_map` cannot convert an example's gradient, or None.
+
+        Traces the gradient to find out.
 
         Args:
             example: `(x, y, sample_weight)` of TensorSpecs of one example.
@@ -190,8 +206,8 @@ class VectorizedEngine:
             return str(error).strip().split("\n")[0] or type(error).__name__
         return None
 
-    def batch_losses(self):
-        """A function for the losses of a batch at weights of choice, each example by itself.
+    def batch_losses(self) -> Callable:
+        """Returns a function for the losses of a batch at given weights, each example by itself.
 
         Returns:
             `(trainable, x, y, sample_weight, seed, number) ↦ (losses [B], predictions [B, ...])`
@@ -215,7 +231,7 @@ class VectorizedEngine:
 
 
 class _RowSums:
-    """One clipped vector per row, summed: the whole of microbatch_size = 1."""
+    """Sums one clipped vector per row: the case of microbatch_size = 1."""
 
     def __init__(self, clipping_set):
         self._clipping_set = clipping_set

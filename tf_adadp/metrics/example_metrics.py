@@ -1,9 +1,13 @@
 """The compiled metrics of one example at a time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from tf_adadp.utils.keras_compat import (
+    CompileMetrics,
     flat_metrics,
     flatten_outputs,
     metric_direction,
@@ -14,11 +18,11 @@ from tf_adadp.utils.keras_compat import (
 
 
 class ExampleMetrics:
-    """The values of compiled Keras metrics for one example alone.
+    """Computes compiled Keras metrics for one example alone.
 
     Args:
         compiled: a built Keras `CompileMetrics`, or None.
-        names: which, by their names in the logs; None for all.
+        names: the metrics, by their names in the logs; None for all.
 
     Attributes:
         names: the names, in the order of the values.
@@ -27,7 +31,7 @@ class ExampleMetrics:
         ValueError: a name is not compiled; a metric is no mean of a function over examples.
     """
 
-    def __init__(self, compiled, names=None):
+    def __init__(self, compiled: CompileMetrics | None, names: Sequence[str] | None = None):
         known = {} if compiled is None else _by_name(compiled)
         self.names = tuple(known if names is None else names)
         for name in self.names:
@@ -41,13 +45,13 @@ class ExampleMetrics:
         self._chosen = [known[name] for name in self.names]
 
     @property
-    def modes(self):
-        """Per name whether less is better ("min") or more ("max"); None where nobody says."""
+    def modes(self) -> tuple[str | None, ...]:
+        """Per name whether less is better ("min") or more ("max"); None where it is not known."""
         directions = (metric_direction(metric) for _, metric, _ in self._chosen)
         return tuple({"up": "max", "down": "min"}.get(direction) for direction in directions)
 
-    def ahead(self, y, y_pred):
-        """Values [B, ...] of metrics that may be worked out for a batch; None for the others."""
+    def ahead(self, y: Any, y_pred: Any) -> list[tf.Tensor | None]:
+        """Returns values [B, ...] of metrics that keep rows apart; None for the others."""
         if not self._chosen:
             return []
         y, y_pred = flatten_outputs(self._compiled, y), flatten_outputs(self._compiled, y_pred)
@@ -58,15 +62,17 @@ class ExampleMetrics:
             for output, metric, _ in self._chosen
         ]
 
-    def __call__(self, y, y_pred, sample_weight, ahead):
-        """Float32 scalars, one per name, of a batch of ONE example (leaves [1, ...]).
+    def __call__(
+        self, y: Any, y_pred: Any, sample_weight: Any, ahead: list[tf.Tensor | None]
+    ) -> list[tf.Tensor]:
+        """Returns float32 scalars, one per name, for a batch of ONE example (leaves [1, ...]).
 
         A metric with parts (timesteps) is its mean over them, a weighted one the mean of the
         products with the weights.
 
         Args:
             y, y_pred, sample_weight: the example.
-            ahead: the example's rows of what `ahead` returned.
+            ahead: the example's rows of the result of `ahead`.
         """
         if not self._chosen:
             return []
@@ -91,7 +97,7 @@ class ExampleMetrics:
 
 
 def _keeps_rows_apart(metric, y, y_pred):
-    """Whether a metric is an accuracy of Keras's own on labels and outputs that fit each other.
+    """Whether a metric is Keras's own accuracy, on labels and outputs that fit each other.
 
     They compare the argmax over the LAST axis, which on these ranks is not the batch's, with labels
     of the same rank, entry by entry. Mapping them would be slow: `tf.vectorized_map` cannot convert
@@ -107,7 +113,7 @@ def _keeps_rows_apart(metric, y, y_pred):
 
 
 def _by_name(compiled):
-    """{name in the logs: (number of the output, metric, whether it is weighted)}."""
+    """Returns {name in the logs: (number of the output, metric, whether it is weighted)}."""
     found = flat_metrics(compiled)
     return dict(zip(compiled.result(), found, strict=True))  # results come in this order
 
@@ -127,6 +133,6 @@ def _check_is_mean(name, metric, known):
     others = [name for name, (_, metric, _) in known.items() if _is_mean(metric)]
     raise ValueError(
         f"released_metrics: {name!r} is a {type(metric).__name__}, which is no mean of a function "
-        "over examples, so what one example changes has no bound. Name those to release, "
+        "over examples, so its sensitivity has no bound. Name those to release, "
         f"ReleasedMetrics(…, metrics={others}); it stays available on validation data."
     )

@@ -1,6 +1,8 @@
-"""The release: per-example values, clipped and summed over a lot, with noise."""
+"""Releases loss and metrics of a lot: per-example values, clipped and summed, with noise."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,14 +10,15 @@ import tensorflow as tf
 
 from tf_adadp import noise
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients import refuse_state, shaped_by_values
+from tf_adadp.gradients.example_graph import refuse_state, shaped_by_values
 from tf_adadp.gradients.mapping import map_examples
 from tf_adadp.metrics.example_metrics import ExampleMetrics
-from tf_adadp.metrics.settings import PREFIX
+from tf_adadp.metrics.settings import PREFIX, ReleasedMetrics
+from tf_adadp.utils.keras_compat import CompileMetrics
 
 
 class LotMetrics:
-    """What a `DPModel` releases of every lot beside the gradient; see `ReleasedMetrics`.
+    """Releases the loss and metrics of a lot beside its gradient; see `ReleasedMetrics`.
 
     Per lot: `begin`, `add` for every physical batch (as the engines' `on_batch`), `release`. It
     holds the sums of one lot and a secret key, so nothing that saves may see it.
@@ -24,7 +27,7 @@ class LotMetrics:
         settings: a `ReleasedMetrics`.
         compiled: a built Keras `CompileMetrics`, or None.
         element_spec: `(y, y_pred, sample_weight)` of TensorSpecs of a batch.
-        seed: None, or an int for reproducible noise; of tests.
+        seed: None, or an int for reproducible noise; for tests.
         secure_noise: see `DPOptimizer`.
 
     Attributes:
@@ -35,7 +38,14 @@ class LotMetrics:
         ValueError: see `ReleasedMetrics`.
     """
 
-    def __init__(self, settings, compiled, element_spec, seed=None, secure_noise=False):
+    def __init__(
+        self,
+        settings: ReleasedMetrics,
+        compiled: CompileMetrics | None,
+        element_spec: Any,
+        seed: int | None = None,
+        secure_noise: bool = False,
+    ):
         self.noise_multiplier = settings.noise_multiplier
         self._secure = secure_noise
         self._metrics = ExampleMetrics(compiled, settings.metrics)
@@ -83,7 +93,7 @@ class LotMetrics:
             self._rows = tf.function(self._clipped_rows, autograph=False)
 
     def _clipped_rows(self, y, y_pred, sample_weight, mask, losses):
-        """Every example's values over their bounds, in [0, 1], float32 [B, d]; 0 for padding."""
+        """Returns values over their bounds, in [0, 1], float32 [B, d]; 0 for padding."""
         bounds = tf.constant(self._bounds, tf.float32)
 
         def one_example(y, y_pred, sample_weight, ahead, loss, mask):
@@ -101,13 +111,13 @@ class LotMetrics:
         structure = (y, y_pred, sample_weight, self._metrics.ahead(y, y_pred), losses)
         return map_examples(one_example, structure, mask, sequential=self._sequential)
 
-    def set_modes(self, callbacks):
-        """Tells callbacks that monitor a release in mode "auto" which way is better.
+    def set_modes(self, callbacks: Iterable[Any]) -> None:
+        """Sets the mode of callbacks that monitor a release in mode "auto".
 
         Keras would look for a compiled metric of that name, and stop after an epoch was trained.
 
         Raises:
-            ValueError: nothing says which way is better.
+            ValueError: whether more or less is better is not known.
         """
         for callback in callbacks:
             name = getattr(callback, "monitor", None)
@@ -120,17 +130,21 @@ class LotMetrics:
                 )
             callback.mode = self._modes[name]
 
-    def begin(self):
+    def begin(self) -> None:
         """Starts a lot."""
         self._sums.assign(tf.zeros_like(self._sums))
 
-    def add(self, y, y_pred, sample_weight, mask, losses):
-        """Takes in a physical batch; `losses` and `y_pred` are those of each example alone."""
+    def add(
+        self, y: Any, y_pred: Any, sample_weight: Any, mask: tf.Tensor, losses: tf.Tensor
+    ) -> None:
+        """Adds a physical batch; `losses` and `y_pred` are those of each example alone."""
         rows = self._rows(y, y_pred, sample_weight, mask, losses)
         self._sums.assign_add(tf.reduce_sum(tf.cast(rows, tf.float64), axis=0))
 
-    def release(self, expected_lot_size, step=None):
-        """Adds the noise, and takes what comes of it into the means of the epoch.
+    def release(
+        self, expected_lot_size: float | tf.Tensor, step: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Adds the noise, and updates the means of the epoch with the release.
 
         Args:
             expected_lot_size: L, a public constant.
@@ -160,7 +174,7 @@ class LotMetrics:
             mean.update_state(value)
         return {mean.name: mean.result() for mean in self._means}
 
-    def reset(self):
+    def reset(self) -> None:
         """Starts an epoch."""
         for mean in self._means:
             mean.reset_state()

@@ -1,7 +1,8 @@
-"""What a user says about training metrics: which are released, and with how much noise."""
+"""The settings of released training metrics: which ones, and with how much noise."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -11,18 +12,19 @@ PREFIX = "released_"  # of names in the logs; no raw metric may have it
 
 
 class RawMetricsWarning(UserWarning):
-    """Training loss and metrics in the logs come from raw records: no ε covers them.
+    """Warns that training loss and metrics in the logs come from raw records: no ε covers them.
 
-    Given once per `DPModel`, by `fit`, where `compile` was told nothing about them.
+    `fit` gives it once per `DPModel` whose `compile` got neither `released_metrics` nor
+    `log_raw_metrics`.
     """
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
 @dataclasses.dataclass(frozen=True)
 class ReleasedMetrics:
-    """Training loss and metrics with noise: `DPModel.compile(released_metrics=ReleasedMetrics(…))`.
+    """Releases training loss and metrics with noise: `DPModel.compile(released_metrics=…)`.
 
-    Of every lot, beside the gradient and charged with it, in one event,
+    For every lot, beside the gradient and charged with it in one event, it releases
 
         r_i = (Σ_x min(max(v_i(x), 0), b_i) + b_i·N(0, σ_m²·d)) / L,   i = 1..d
 
@@ -66,7 +68,7 @@ class ReleasedMetrics:
     metrics: Sequence[str] | None = None
     metric_bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         sigma = check_number(
             "noise_multiplier",
             self.noise_multiplier,
@@ -99,14 +101,14 @@ class ReleasedMetrics:
         ):
             object.__setattr__(self, name, value)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         metrics = None if self.metrics is None else list(self.metrics)
         return {**dataclasses.asdict(self), "metrics": metrics}
 
     @classmethod
-    def from_config(cls, config):
-        """What `get_config` described."""
+    def from_config(cls, config: dict[str, Any]) -> "ReleasedMetrics":
+        """Makes the settings that `get_config` described."""
         return cls(**config)
 
 

@@ -1,45 +1,7 @@
-"""Stateless, keyed Gaussian noise, and the holder that keeps its key out of every file.
-
-The noise of one variable at one step is a function of (key, step, variable index) and the shapes of
-the variables only: all replicas of a distributed run draw the same, once per lot however many
-physical batches it has.
-Whoever has the key can subtract the noise: it comes from the operating system's entropy and never
-leaves memory, but for the private state file that a user asks for (`DPModel.save_private_state`).
-
-**What the bits of a release tell.** Which floats x + n can become, for a float32 sum x and float32
-noise n, depends on the low bits of x, however good the generator of n. Where the noise is of a
-coarser binade than the sum and cancels some of it, the release ends in the last bit of x (Mironov
-2012, "On significance of the least significant bits for differential privacy"; Haney et al. 2022,
-"Precision-based attacks and interval refining"; against training, Jin et al. 2022, "Are we there
-yet?"). And a number made of few random bits can be searched for those that led to it.
-`add_gaussian(secure=True)`, the argument `secure_noise` of every optimizer, meets both:
-
-- *One grid.* Sum and noise are rounded, each by itself, to multiples of a power of two between 2⁻²⁵
-  and 2⁻²⁴ of the noise's standard deviation, and added as integers, exactly. With x' the rounded
-  sum and N Gaussian, x' + round(N) = round(x' + N): the release is a function of the Gaussian
-  mechanism on x'. So events and accountants stay what they are, for subsampled lots too. (For a
-  discrete Gaussian, Canonne, Kamath and Steinke 2020, subsampled bounds would have to be proved
-  anew, and to draw it exactly on so fine a grid takes integers of more than 64 bits.)
-- *Sensitivity.* Rounding moves the difference of two neighbouring sums by up to one grid step in
-  each of D coordinates, in units of the noise by up to 2⁻²⁴·√D. The noise is made larger by the
-  factor 1 + σ*·2⁻²⁴·√D (1.0002 for σ* = 4 and 795,010 weights), which brings it back to 1/σ*.
-- *Finer noise.* 64 random bits each for radius and angle, in float64: thousands of pairs of bits
-  lead to every grid point, and the tails end at 9.4 standard deviations in place of 6.7 (the ideal
-  noise puts less than 10⁻¹³ beyond that in 10⁶ coordinates). The mean of four float draws (Holohan
-  and Braghin 2021, "Secure random sampling in differential privacy"), as other toolkits have it,
-  would make the search hopeless too, cost as much, and still show the last bits of x.
-
-**What it does not defend against.** An attack on the generator: Philox-4x32-10 is a fast one and no
-cipher; whoever knows many of the noise's numbers and can work out its key has all the others. The
-rounding of the float32 sum over the examples before it comes here, which may differ between
-neighbours by more than the sensitivity (Casacuberta et al. 2022, "Widespread underestimation of
-sensitivity"). Logarithm, root and cosine are float64 functions, and nobody has proved that the
-grid's probabilities are the Gaussian's to the last digit. Time: the operations depend on shapes
-alone, but some take longer for some floats. Choices by noisy comparison (AGD's step length,
-SADPSGD's acceptance) publish no bits of their noise, and are as they are.
-"""
+"""Draws stateless, keyed Gaussian noise; the package's docstring has the argument."""
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -49,8 +11,8 @@ _GRID_BITS = 24
 _LARGEST_MULTIPLE = 2.0**52  # with the noise still an exact float64
 
 
-def stream(key, step, index):
-    """The generator's seed for (step, index) under a key, int64 [2]: never twice the same.
+def stream(key: tf.Tensor, step: int | tf.Tensor, index: int) -> tf.Tensor:
+    """Returns the generator's seed for (step, index) under a key, int64 [2]: never twice the same.
 
     key + (index, step), word by word and modulo 2⁶⁴: distinct for distinct (step, index), with all
     128 bits of the key in it. TensorFlow sends a seed through ten Philox rounds, a bijection,
@@ -65,7 +27,14 @@ def stream(key, step, index):
     return key + tf.stack([tf.constant(index, tf.int64), tf.cast(step, tf.int64)])
 
 
-def gaussian(key, step, index, shape, stddev, dtype=tf.float32):
+def gaussian(
+    key: tf.Tensor,
+    step: int | tf.Tensor,
+    index: int,
+    shape: Sequence[int],
+    stddev: float | tf.Tensor,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
     """Draws N(0, diag(stddev²)), the same for the same (key, step, index).
 
     Eager and graph execution draw equal numbers (up to the last bit, as compilers round); under
@@ -111,7 +80,15 @@ def gaussian(key, step, index, shape, stddev, dtype=tf.float32):
     return normal if stddev.shape.rank == 0 else normal * stddev
 
 
-def gaussians(key, step, shapes, stddevs, dtype=tf.float32, *, index=0):
+def gaussians(
+    key: tf.Tensor,
+    step: int | tf.Tensor,
+    shapes: Sequence[Sequence[int]],
+    stddevs: Sequence[float | tf.Tensor],
+    dtype: tf.DType = tf.float32,
+    *,
+    index: int = 0,
+) -> list[tf.Tensor]:
     """Draws `gaussian` for a list of shapes. Small variables that follow each other share a stream.
 
     A deep network has hundreds of them, and a draw of its own takes eighty operations of a graph
@@ -140,13 +117,22 @@ def gaussians(key, step, shapes, stddevs, dtype=tf.float32, *, index=0):
     return drawn
 
 
-def add_gaussian(values, stddevs, key, step, *, noise_multiplier, secure=False, index=0):
+def add_gaussian(
+    values: Sequence[tf.Tensor],
+    stddevs: Sequence[float | tf.Tensor],
+    key: tf.Tensor,
+    step: int | tf.Tensor,
+    *,
+    noise_multiplier: float | tf.Tensor,
+    secure: bool = False,
+    index: int = 0,
+) -> tuple[list[tf.Tensor], list[float | tf.Tensor]]:
     """Releases values: adds N(0, diag(stddev²)) to each of a list of tensors.
 
     The one place where noise meets sums. Guarantee: where neighbouring data move `values` by u with
     ‖u/stddevs‖₂ ≤ 1/σ*, this is a Gaussian mechanism of multiplier σ* in exact arithmetic. With
-    `secure` that holds for the rounding of `values` too, and for what the bits of the result tell;
-    see the module for how, and for what is not defended.
+    `secure` that holds for the rounding of `values` and for the bits of the result too; the
+    docstring of `tf_adadp.noise` says how, and with which limits.
 
     Args:
         values: list of float32 or float64 tensors of static shapes, released together.
@@ -182,6 +168,6 @@ def add_gaussian(values, stddevs, key, step, *, noise_multiplier, secure=False, 
 
 
 def _power_of_two(stddev):
-    """The largest power of two that is no larger, of float64 ≥ 0; 0 for 0 (and below 2⁻¹⁰²²)."""
+    """Returns the largest power of two up to a float64 ≥ 0; 0 for 0 (and below 2⁻¹⁰²²)."""
     exponent = tf.bitcast(stddev, tf.int64) & tf.constant(0x7FF0000000000000, tf.int64)
     return tf.bitcast(exponent, tf.float64)

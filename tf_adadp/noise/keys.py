@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -15,8 +16,8 @@ from tf_adadp.utils.checks import check_integer
 _SKIP = 256
 
 
-def new_key(seed=None, purpose=None):
-    """A fresh key, int64 [2] (128 bits), from the operating system's entropy.
+def new_key(seed: int | None = None, purpose: str | None = None) -> np.ndarray:
+    """Draws a fresh key, int64 [2] (128 bits), from the operating system's entropy.
 
     Args:
         seed: for tests only: an int from which the key is derived (SHA-256) instead. Whoever knows
@@ -37,7 +38,7 @@ def new_key(seed=None, purpose=None):
 
 
 class SecretKey:
-    """A noise key and the number of releases under it, out of sight of everything that saves.
+    """Holds a noise key and the number of releases under it, hidden from everything that saves.
 
     It is no `tf.Module`, no Keras object and no container, so checkpoints, Keras files, configs and
     variable lists of an object that holds it pass it by; it prints nothing; a copy, deep copy or
@@ -56,7 +57,7 @@ class SecretKey:
 
     __slots__ = ("__key", "__process", "__purpose", "__releases", "__seed", "__weakref__")
 
-    def __init__(self, seed=None, purpose=None):
+    def __init__(self, seed: int | None = None, purpose: str | None = None):
         self.__process = process.token()
         self.__seed, self.__purpose = seed, purpose
         with tf.init_scope():
@@ -71,19 +72,19 @@ class SecretKey:
             )
 
     @property
-    def key(self):
+    def key(self) -> tf.Tensor:
         """The key, an int64 [2] tensor. Never log or return it from a function that is exported."""
         self.check_process()
         return tf.convert_to_tensor(self.__key)
 
     @property
-    def reproducible(self):
+    def reproducible(self) -> bool:
         """Whether the noise comes from a seed and is therefore no secret."""
         return self.__seed is not None
 
     @property
-    def releases(self):
-        """How many releases were counted so far, an int (outside of graphs).
+    def releases(self) -> int:
+        """The number of releases counted so far (outside of graphs).
 
         Raises:
             RuntimeError: in a child of `os.fork`, as `key` and `next_step`.
@@ -91,7 +92,7 @@ class SecretKey:
         self.check_process()
         return int(self.__releases.numpy()[0]) // _SKIP
 
-    def next_step(self):
+    def next_step(self) -> tf.Tensor:
         """Counts one release and returns its number, an int64 scalar tensor: 1, 2, …
 
         Any number of threads may call it, eagerly or in graphs: each call gets another number.
@@ -123,7 +124,7 @@ class SecretKey:
         ]
         return before[0][0] // _SKIP + 1
 
-    def check_process(self):
+    def check_process(self) -> None:
         """Raises a RuntimeError in a child of `os.fork`, which must not use the parent's key."""
         if self.__process is not process.token():
             raise RuntimeError(
@@ -132,8 +133,8 @@ class SecretKey:
                 'processes with multiprocessing.get_context("spawn").'
             )
 
-    def renew(self, agree=None):
-        """Draws a new key, unless there is a seed. The count goes on.
+    def renew(self, agree: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
+        """Draws a new key, unless there is a seed. The count continues.
 
         Args:
             agree: where several processes train together, a function that returns the key that one
@@ -144,15 +145,15 @@ class SecretKey:
             self.__key.assign(key if agree is None else agree(key))
             self.__process = process.token()
 
-    def hand_over(self):
-        """(key, releases) as numbers, for the private state file; and goes on under a new key."""
+    def hand_over(self) -> tuple[list[int], int]:
+        """Returns (key, releases) for the private state file, and continues under a new key."""
         self.check_process()
         state = [int(word) for word in self.__key.numpy()], self.releases
         self.renew()
         return state
 
-    def take_over(self, key, releases):
-        """Goes on under a key that `hand_over` gave, after as many releases."""
+    def take_over(self, key: list[int], releases: int) -> None:
+        """Continues under a key of `hand_over`, after as many releases."""
         self.check_process()
         self.__key.assign(key)
         self.__releases.assign([releases * _SKIP, 0, 0])
