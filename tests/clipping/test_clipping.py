@@ -122,7 +122,7 @@ def _assert_close(actual, expected, rtol=2e-5):
         np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * max(1e-6, np.abs(e).max(initial=0)))
 
 
-def _ratios(clipping_set, grads):
+def ratios(clipping_set, grads):
     """σ*·‖v/s‖₂ of each row, in float64 from the float32 results."""
     stddevs = clipping_set.noise_stddev(SIGMA, len(grads))
     quotients = []
@@ -292,7 +292,7 @@ def test_no_row_leaves_the_set(name, seed, exponent, spread, aligned):
             ).astype(np.float32)
             for s, shape in zip(stddevs, SHAPES, strict=True)
         ]
-    assert _ratios(clipping_set, _tensors(grads)).max() <= 1
+    assert ratios(clipping_set, _tensors(grads)).max() <= 1
 
 
 def _long_rows(n):
@@ -350,7 +350,7 @@ def test_the_noise_is_no_larger_than_it_has_to_be(name):
         np.broadcast_to(np.where(s > 0, np.maximum(s, 0.1), 1), shape)
         for s, shape in zip(clipping_set.noise_stddev(1.0, len(SHAPES)), SHAPES, strict=True)
     ]
-    ratio = _ratios(clipping_set, _tensors([1e6 * d[None] for d in directions]))
+    ratio = ratios(clipping_set, _tensors([1e6 * d[None] for d in directions]))
     np.testing.assert_allclose(ratio, 1.0, rtol=SHORT)
 
 
@@ -439,7 +439,7 @@ def test_box_with_degenerate_bounds_and_weights():
     for weights in ([0.0, 0.0, 0.0], [0.0, 1e-30, 1e30], [-1.0, 2.0, -3.0]):
         clipping_set = clipping.Box(bounds, [np.array(weights, np.float32)])
         assert np.all(np.isfinite(clipping_set.noise_stddev(SIGMA, 1)[0]))
-        ratio = _ratios(clipping_set, [tf.constant([[9.0, -9.0, 9.0]])])
+        ratio = ratios(clipping_set, [tf.constant([[9.0, -9.0, 9.0]])])
         np.testing.assert_allclose(ratio, 1.0, rtol=SHORT)
 
 
@@ -447,7 +447,7 @@ def test_box_with_degenerate_bounds_and_weights():
 def test_box_bounds_of_any_size_keep_their_noise(allocation):
     bounds = [np.array([1e-29, 1e-10, 1.0, 1e15], np.float32)]
     clipping_set = clipping.Box(bounds, allocation)
-    ratio = _ratios(clipping_set, [tf.constant([[1e18] * 4])])
+    ratio = ratios(clipping_set, [tf.constant([[1e18] * 4])])
     np.testing.assert_allclose(ratio, 1.0, rtol=SHORT)
 
 
