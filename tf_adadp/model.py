@@ -676,14 +676,15 @@ class DPModel(keras.Model):
         with saving.whole_file(filepath, overwrite, zipped is not False) as path:
             super().save(path, overwrite=overwrite, zipped=zipped, **kwargs)
 
-    def save_weights(self, filepath, overwrite=True, max_shard_size=None):
+    def save_weights(self, filepath, overwrite=True, **kwargs):
         """Saves weights, optimizer state and ledger as Keras does; a local file is replaced whole.
 
         So `ModelCheckpoint` and `BackupAndRestore` leave the last file or the new one, and no half
         one, wherever they are killed.
         """
-        with saving.whole_file(filepath, overwrite, max_shard_size is None) as path:
-            super().save_weights(path, overwrite=overwrite, max_shard_size=max_shard_size)
+        single = kwargs.get("max_shard_size") is None  # an argument of newer Keras
+        with saving.whole_file(filepath, overwrite, single) as path:
+            super().save_weights(path, overwrite=overwrite, **kwargs)
 
     def load_weights(self, filepath, **kwargs):
         """Loads weights with their ledger; without one, `epsilon` refuses from then on.
