@@ -1,5 +1,6 @@
 # make demo: sets everything up and trains the main example on data that needs no download.
-# make test: sets everything up and runs lint and tests.
+# make test: sets everything up and runs lint and tests: every rule, optimizer and engine, in minutes.
+# make test-all: the other tests: full grids, processes, kills, examples, benchmarks' scripts.
 # make nightly: the tests that are too long for every time, and 500 random trainings, each sound or
 # refused, which go on where they stopped.
 # make parity: compares with tensorflow-privacy itself, in a second environment.
@@ -16,7 +17,7 @@ SHELL := bash
 QUIET = 2> >(grep -vE --line-buffered \
   '^(WARNING: All log messages before absl|I0000 |[EW]0000 .*(cuda|cufft|computation_placer))' >&2)
 
-.PHONY: demo test lint bench nightly parity clean
+.PHONY: demo test test-all lint bench nightly parity clean
 
 $(BIN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,8 +32,14 @@ lint: $(BIN)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: lint
-	@$(BIN)/python -m pytest -n auto --dist worksteal $(QUIET)
+	@$(PYTEST) $(QUIET)
+
+# Tests of drawn examples are in both runs, here with more of them.
+test-all: $(BIN)/ready
+	@$(PYTEST) --hypothesis-profile=full -m "(extended or hypothesis) and not nightly" $(QUIET)
 
 bench: $(BIN)/ready
 	$(BIN)/python -m benchmarks.step_time
@@ -41,7 +48,7 @@ bench: $(BIN)/ready
 NIGHTLY_SEED ?= 0
 
 nightly: $(BIN)/ready
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m nightly $(QUIET)
+	@$(PYTEST) -m nightly $(QUIET)
 	$(BIN)/python -m verification.fuzz --models=500 --lots=10 --seed=$(NIGHTLY_SEED)
 
 # tensorflow-privacy 0.9.0 runs on Python up to 3.11, and this package from 3.11 on.

@@ -1,11 +1,28 @@
 """Test settings: quiet TensorFlow, seeds reset before every test."""
 
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import hypothesis
 import keras
 import pytest
+
+HERE = pathlib.Path(__file__).parent
+# Rooms of tests that start processes or train for long: the second run has them.
+EXTENDED_ROOMS = {"benchmarks", "distribution", "examples", "verification"}
+
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None)
+hypothesis.settings.register_profile("full", max_examples=60, deadline=None)
+hypothesis.settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in EXTENDED_ROOMS:
+            item.add_marker("extended")
 
 
 @pytest.fixture(autouse=True)

@@ -261,7 +261,8 @@ def test_state_is_never_updated_from_raw_data():
     remembers = Remembers()
     x, y = data()
     private = private_model(model=plain_model(remembers))
-    private.fit(x, y, batch_size=30, verbose=0)
+    with pytest.warns(UserWarning, match="a private step drops that"):
+        private.fit(x, y, batch_size=30, verbose=0)
     np.testing.assert_array_equal(remembers.seen.numpy(), np.zeros(6))
 
 

@@ -9,7 +9,7 @@ import sys
 import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_adadp import accounting
@@ -126,7 +126,6 @@ step_counts = st.integers(1, 10_000)
 deltas = st.floats(1e-12, 0.1)
 
 
-@settings(max_examples=25, deadline=None)
 @given(sigmas, probabilities, step_counts, deltas, st.floats(1.05, 3), st.sampled_from(RENYI))
 def test_epsilon_is_monotone(sigma, q, steps, delta, factor, accountant):
     def eps(sigma=sigma, q=q, steps=steps, delta=delta):
@@ -142,7 +141,6 @@ def test_epsilon_is_monotone(sigma, q, steps, delta, factor, accountant):
     assert eps(delta=delta / factor) >= base * (1 - slack)
 
 
-@settings(max_examples=25, deadline=None)
 @given(sigmas, probabilities, step_counts, step_counts, deltas, st.sampled_from(RENYI))
 def test_epsilon_is_concave_in_steps(sigma, q, first, second, delta, accountant):
     """ε is a least over orders of functions linear in the steps, or cut off at 0 below one."""
@@ -158,7 +156,6 @@ def test_epsilon_is_concave_in_steps(sigma, q, first, second, delta, accountant)
         assert eps(middle) >= chord * (1 - 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
 @given(sigmas, step_counts, deltas)
 def test_gaussian_composition_in_closed_form(sigma, steps, delta):
     # k Gaussians of multiplier σ are one Gaussian of σ/√k.
@@ -167,7 +164,6 @@ def test_gaussian_composition_in_closed_form(sigma, steps, delta):
     assert together == pytest.approx(single, rel=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
 @given(sigmas, probabilities, step_counts, deltas, st.sampled_from(RENYI))
 def test_delta_inverts_epsilon(sigma, q, steps, delta, accountant):
     epsilon = accounting.epsilon(sigma, q, steps, delta, accountant)

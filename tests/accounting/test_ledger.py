@@ -14,7 +14,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_adadp import accounting
@@ -101,7 +101,6 @@ def test_whole_data_lots_double_the_sensitivity_once_under_replace_one(accountan
     assert ledger.epsilon(delta, accountant) == accounting.epsilon(2.0, 1.0, 3, delta, accountant)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.8, 1.5, 6.0]), st.integers(1, 50)), max_size=8))
 def test_epsilon_never_falls_as_releases_are_added(releases):
     ledger, previous, steps = PrivacyLedger(), 0.0, 0

@@ -149,7 +149,8 @@ def test_records_of_unequal_numbers_of_words():
 def test_records_of_unequal_numbers_of_positive_entries(engine):
     x, y = data()
     model = _model(L.Dense(4), Positive(), engine=engine)
-    model.fit(x, y, batch_size=len(x), verbose=0)
+    with pytest.warns(UserWarning, match="mixes examples"):
+        model.fit(x, y, batch_size=len(x), verbose=0)
     assert model.ledger.steps == 1
 
 

@@ -21,7 +21,7 @@ def too_many(count, trials, probability):
     return stats.binom.sf(count - 1, trials, probability) < FALSE_ALARM
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(draws=st.integers(1, 5000), share=st.floats(0, 1), level=st.floats(1e-6, 0.4))
 def test_clopper_pearson_is_scipys(draws, share, level):
     count = round(share * draws)
@@ -133,7 +133,7 @@ def slow_p_value(m, r, v, epsilon, delta):
     return min(1.0, tail(0) + 2 * m * delta * excess)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_the_p_value_is_the_theorem(data):
     m = data.draw(st.integers(1, 60))

@@ -63,7 +63,7 @@ def test_the_gaussian_bound_sees_a_false_claim_of_a_tenth(dpsgd):
     assert bound.epsilon > false > found.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_law_of_sampled_releases_sees_less_noise():
     """q = 0.1, 4 steps, 10⁵ releases, at 95 %: honest, and with 0.8 of the noise charged."""
     q, steps = 0.1, 4

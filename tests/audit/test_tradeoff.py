@@ -154,7 +154,7 @@ def test_the_trade_off_function_of_a_sampled_step():
     assert f(np.array([0.0, 1.0])) == pytest.approx([1.0, 0.0], abs=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_true_claim_is_refuted_no_more_often_than_is_said(monkeypatch):
     """Sampled lots: at 80 % confidence no more than a fifth of 200 tests are wrong."""
     monkeypatch.setattr(families.ClaimFamily, "steps", 8)  # fewer distributions to compute
@@ -173,7 +173,7 @@ def test_a_true_claim_is_refuted_no_more_often_than_is_said(monkeypatch):
         assert bound.claim == truth
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("target", [1.0, 4.0])
 def test_sampled_lots_with_less_noise_than_charged_are_caught(target):
     """And pass `epsilon_lower_bound`; 10⁵ draws."""
@@ -302,7 +302,7 @@ def canaries(rng, mu, m):
     return rng.normal(mu * (coins - 0.5), 1.0), coins
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("num_guesses", [None, 30])
 def test_one_run_of_gaussians(num_guesses):
     """600 runs at 80 %: wrong in no more than a fifth of them, and above Steinke's on average."""
@@ -339,7 +339,7 @@ def test_one_run_of_sampled_releases():
     assert all(too_many(count, 600, 0.2) for count in by_more)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_run_with_less_noise_than_charged_is_caught():
     """A tenth of the noise: Steinke's bound, of at most about log(guesses), passes it."""
     run = canaries(np.random.default_rng(11), 10.0, 400)

@@ -268,7 +268,7 @@ def test_the_graph_has_no_branch_and_no_shape_that_depends_on_values(name):
 
 
 @every_set
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.settings(derandomize=True)
 @hypothesis.given(
     seed=st.integers(0, 2**31),
     exponent=st.floats(-30, 30),

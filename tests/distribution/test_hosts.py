@@ -15,7 +15,6 @@ from verification import faults
 WORKERS = 3
 
 
-@pytest.mark.slow
 def test_three_hosts_train_as_one(tmp_path):
     # One test for all checks: they share the processes, which take longest to start.
     seen = _run(tmp_path)

@@ -6,13 +6,10 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 SCRIPT = pathlib.Path(__file__).with_name("mirrored.py")
 NUMBER_OF_CHECKS = 9
 
 
-@pytest.mark.slow
 def test_four_devices_train_as_one(tmp_path):
     # One test for all checks: they share a process, which takes as long to start as to run.
     run = subprocess.run(

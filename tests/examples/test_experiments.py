@@ -20,6 +20,12 @@ from scipy import optimize, special, stats
 
 import tf_adadp as dp
 
+pytestmark = [
+    # Data are read in a graph even where steps are eager.
+    pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental_run_functions"),
+    # So few steps that some noise has not changed yet.
+    pytest.mark.filterwarnings("ignore:An input array is constant"),
+]
 SCRIPTS = pathlib.Path(cosine.__file__).parent
 
 

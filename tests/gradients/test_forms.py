@@ -474,7 +474,7 @@ def test_no_example_gets_past_a_set(kind):
 
 
 @pytest.mark.parametrize("kind", ["outer", "sequence", "gram", "lookups"])
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=40, database=None)
+@hypothesis.settings(derandomize=True, database=None)
 @hypothesis.given(data=st.data())
 def test_no_example_that_hypothesis_finds_gets_past_a_set(kind, data):
     """40 searches for each form, each of them steered towards a larger excess."""

@@ -45,8 +45,6 @@ def trained(request):
 
 
 @settings(
-    max_examples=60,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

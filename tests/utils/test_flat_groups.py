@@ -12,7 +12,7 @@ from tf_adadp.utils.flat_groups import FlatGroups
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(SHAPES, st.integers(0, 30))
 def test_what_is_packed_comes_back(shapes, largest):
     rng = np.random.default_rng(0)

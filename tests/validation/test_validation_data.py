@@ -94,6 +94,7 @@ def test_refused_beside_lots_and_where_layers_run_eagerly():
         assert private.ledger.steps == 0
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of unknown length: it must
 def test_all_that_keras_evaluates():
     private = private_model()
     dataset_of_unknown_width = tf.data.Dataset.from_generator(

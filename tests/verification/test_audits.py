@@ -26,7 +26,6 @@ def test_printed_forms_are_caught(name, target, draws):
     assert row["lower_bound"] > row["claim"] >= target * 0.99
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", audits.EPSILONS)
 def test_noise_a_tenth_below_its_charge_is_caught(target):
     """A million releases of DP-SGD, at 99.9 %: honest within 1.10 of the claim, faulty above it."""

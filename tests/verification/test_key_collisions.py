@@ -4,13 +4,10 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 from tests.helpers import ROOT
 from verification import key_collisions
 
 
-@pytest.mark.slow
 def test_no_seed_is_used_twice_over_kills_and_resumes(tmp_path):
     rows = key_collisions.run(3, 3, tmp_path, methods=("adadp",))  # asserts after each kill
     assert len(rows) == 3
