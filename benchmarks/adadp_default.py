@@ -32,10 +32,9 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CP
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import adadp_report, common
+from benchmarks import adadp_report, harness, models
 from tf_adadp import accounting, priors
 
 DELTA = 1e-5
@@ -58,7 +57,7 @@ _DIGITS = {0.5: (256, 60), 1.0: (256, 100), 3.0: (256, 200), 8.0: (256, 300)}
 
 
 def _mlp(*widths):
-    return functools.partial(common.mlp, *widths)
+    return functools.partial(models.mlp, *widths)
 
 
 def _some(cells, *epsilons):
@@ -79,8 +78,8 @@ TASKS = {
     "fashion_scaled": Task("fashion_mnist", _mlp(784, 128, 10), _some(_LARGE, 3.0), scaled=True),
     "cifar": Task("cifar10_features", _mlp(1024, 128, 10), _some(_LARGE, 1.0, 3.0)),
     "cifar_scaled": Task("cifar10_features", _mlp(1024, 128, 10), _some(_LARGE, 3.0), scaled=True),
-    "mnist_cnn": Task("mnist", common.tanh_cnn, {3.0: (1024, 1500)}, methods=_CNN),
-    "fashion_cnn": Task("fashion_mnist", common.tanh_cnn, {3.0: (1024, 1500)}, methods=_CNN),
+    "mnist_cnn": Task("mnist", models.tanh_cnn, {3.0: (1024, 1500)}, methods=_CNN),
+    "fashion_cnn": Task("fashion_mnist", models.tanh_cnn, {3.0: (1024, 1500)}, methods=_CNN),
 }
 SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
@@ -158,7 +157,7 @@ def load(task):
     """x_train, y_train, x_test, y_test of a task."""
     task = TASKS[task]
     if task.data == "digits":
-        x_train, y_train, x_test, y_test = common.digits()
+        x_train, y_train, x_test, y_test = models.digits()
     else:
         with np.load(_file(task)) as arrays:
             x_train, x_test = (arrays[n].astype(np.float32) for n in ("x_train", "x_test"))
@@ -175,7 +174,7 @@ def load(task):
 
 
 def _file(task):
-    return pathlib.Path(os.environ.get(common.DATA_DIR_VARIABLE, ".")) / f"{task.data}.npz"
+    return pathlib.Path(os.environ.get(models.DATA_DIR_VARIABLE, ".")) / f"{task.data}.npz"
 
 
 def has_data(name):
@@ -202,7 +201,7 @@ def train(task, optimizer, lot_size, steps, seed, *, held_out=False):
     keras.utils.set_random_seed(seed)
     model = dp.DPModel(TASKS[task].build())
     at_once = next(n for n in (50, 20, 10, 5, 2, 1) if steps % n == 0)
-    model.compile(optimizer, loss=common.loss(), metrics=[], steps_per_execution=at_once)
+    model.compile(optimizer, loss=models.loss(), metrics=[], steps_per_execution=at_once)
     model.fit(x, y, batch_size=lot_size, steps_per_epoch=steps, verbose=0)
     inner = model.model
     parts = [inner(x_test[i : i + 1000]).numpy() for i in range(0, len(x_test), 1000)]
@@ -304,39 +303,31 @@ def run(todo, results, workers, work=run_job):
             )
 
 
-def _define_flags():
-    flags.DEFINE_list("parts", ["study", "ablation", "sensitivity"], "What to run.")
-    flags.DEFINE_list("tasks", list(TASKS), f"Of {', '.join(TASKS)}.")
-    flags.DEFINE_multi_enum("methods", ALL_METHODS, ALL_METHODS, "Of the study; once for each.")
-    flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON; PNG beside.")
-    flags.DEFINE_bool("force", False, "Start the results anew.")
+PARTS = ["study", "ablation", "sensitivity"]
 
 
-def main(argv):
-    del argv
-    args = flags.FLAGS
-    known = {"tasks": TASKS, "parts": ("study", "ablation", "sensitivity")}
-    for flag, names in known.items():
-        for name in args[flag].value:
-            if name not in names:
-                raise app.UsageError(f"--{flag}: {name!r} is none of {', '.join(names)}.")
+def main():
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--parts", type=harness.names(PARTS), default=PARTS)
+    parser.add_argument("--tasks", type=harness.names(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", choices=ALL_METHODS, action="append", help="one; repeat it")
+    parser.add_argument("--workers", type=harness.count, default=2, help="they share the cores")
+    args = parser.parse_args()
     tasks = [name for name in args.tasks if has_data(name)]
     if tasks != args.tasks:
         left_out = ", ".join(sorted(set(args.tasks) - set(tasks)))
-        print(f"Skipped, no file in {common.DATA_DIR_VARIABLE}: {left_out}.")
+        print(f"Skipped, no file in {models.DATA_DIR_VARIABLE}: {left_out}.")
     key = ("part", "task", "epsilon", "method", "setting")
-    results = common.Results(args.out, key=key, one_machine=False, force=args.force)
+    results = harness.Results(args.out, key=key, one_machine=False, force=args.force)
     todo = []
-    for job in jobs(args.parts, tasks, args.methods):
+    for job in jobs(args.parts, tasks, args.methods or ALL_METHODS):
         fields = dict(zip(key, (*job[:4], dict(job[4]).get("setting")), strict=True))
         if not results.find(**fields):
             todo.append(job)
     run(todo, results, args.workers)
-    adadp_report.plot(results.rows, pathlib.Path(args.out).with_suffix(".png"))
+    adadp_report.plot(results.rows, args.out.with_suffix(".png"))
     print(adadp_report.tables(results.rows))
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    main()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks import common
+from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
 
@@ -58,7 +58,9 @@ def tables(rows):
             difference = apart.get((task, epsilon))
             lines.append([*line, "" if difference is None else f"{difference:+.2f}"])
         header = [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
-        parts.append(common.markdown_table(["task", "ε", *header, "ADADP less tuned DPSGD"], lines))
+        parts.append(
+            harness.markdown_table(["task", "ε", *header, "ADADP less tuned DPSGD"], lines)
+        )
         if apart:
             values = np.array(list(apart.values()))
             parts.append(
@@ -73,7 +75,7 @@ def tables(rows):
             by_name.setdefault(row["method"], {})[row["task"], row["epsilon"]] = _text(row)
         header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
         lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
-        parts.append(common.markdown_table(header, lines))
+        parts.append(harness.markdown_table(header, lines))
     sensitivity = [row for row in rows if row["part"] == "sensitivity"]
     if sensitivity:
         by_name = {}
@@ -83,7 +85,7 @@ def tables(rows):
             [name, *(_text(found[m]) if m in found else "" for m in ("ADADP", "DPSGD"))]
             for name, found in by_name.items()
         ]
-        parts.append(common.markdown_table(["digits", "ADADP", "DPSGD"], lines))
+        parts.append(harness.markdown_table(["digits", "ADADP", "DPSGD"], lines))
     return "\n\n".join(parts)
 
 

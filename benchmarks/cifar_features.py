@@ -9,16 +9,15 @@ CIFAR-100 will do) from the folder, and writes cifar10_features.npz into it: 1,0
 image, float16.
 """
 
+import argparse
 import os
 import pathlib
 
 import keras
 import numpy as np
-from absl import app, flags
 
-from benchmarks import common
+from benchmarks import harness, models
 
-_EPOCHS = flags.DEFINE_integer("epochs", 10, "Epochs on CIFAR-100.", lower_bound=1)
 FILE = "cifar10_features.npz"
 
 
@@ -48,19 +47,21 @@ def _images(path):
         }
 
 
-def main(argv):
-    del argv
-    folder = pathlib.Path(os.environ[common.DATA_DIR_VARIABLE])
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=harness.count, default=10, help="on CIFAR-100")
+    epochs = parser.parse_args().epochs
+    folder = pathlib.Path(os.environ[models.DATA_DIR_VARIABLE])
     keras.utils.set_random_seed(0)
     public = _images(folder / "cifar100_20k.npz")
     base = convolutions()
     model = keras.Sequential([base, keras.layers.Dropout(0.3), keras.layers.Dense(100)])
-    model.compile(keras.optimizers.Adam(2e-3), loss=common.loss(), metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(2e-3), loss=models.loss(), metrics=["accuracy"])
     model.fit(
         public["x_train"],
         public["y_train"],
         batch_size=128,
-        epochs=_EPOCHS.value,
+        epochs=epochs,
         validation_data=(public["x_test"], public["y_test"]),
         verbose=2,
     )
@@ -74,4 +75,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -13,9 +13,8 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
-from benchmarks import common
+from benchmarks import harness
 from tf_adadp.gradients import forms
 
 LENGTHS = (2, 8, 32, 128, 512)
@@ -75,10 +74,11 @@ def best_constants(rows):
     return min(grid, key=lambda pair: np.mean([loss_of_choice(r, *pair) for r in rows]))
 
 
-def main(argv):
-    del argv
-    args = flags.FLAGS
-    results = common.Results(
+def main():
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--repeats", type=harness.count, default=7, help="of each form")
+    args = parser.parse_args()
+    results = harness.Results(
         args.out, key=("length", "rows", "columns"), one_machine=True, force=args.force
     )
     for length, (rows, columns) in itertools.product(LENGTHS, WIDTHS):
@@ -93,7 +93,8 @@ def main(argv):
         cells = [f"{row[f'{form}_ms']:.4f}" for form in FORMS]
         loss = loss_of_choice(row, *constants)
         table.append([*map(str, shape), *cells, forms.sequence_form(*shape), f"{loss:.2f}"])
-    print(common.markdown_table(["T", "i", "o", "gram, ms", "formed, ms", "chosen", "loss"], table))
+    header = ["T", "i", "o", "gram, ms", "formed, ms", "chosen", "loss"]
+    print(harness.markdown_table(header, table))
     best = best_constants(results.rows)
     for name, pair in (("in use", constants), ("best here", best)):
         losses = [loss_of_choice(row, *pair) for row in results.rows]
@@ -101,7 +102,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("repeats", 7, "Measurements of each form.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "The JSON of results.")
-    flags.DEFINE_bool("force", False, "Start the results anew.")
-    app.run(main)
+    main()

@@ -24,10 +24,10 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CP
 
 import keras
 import numpy as np
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import common
+from benchmarks import harness, models
+from benchmarks.peers import measuring
 
 DELTA = 1e-5
 
@@ -48,7 +48,7 @@ def steps(total=1_000_000, fits=10, at_once=100):
     model = dp.DPModel(keras.Sequential([keras.Input([8]), keras.layers.Dense(2)]))
     model.compile(
         dp.ADADP(noise_multiplier=50.0),
-        common.loss(),
+        models.loss(),
         steps_per_execution=at_once,
         log_raw_metrics=False,
     )
@@ -110,8 +110,8 @@ def records(number=10_000_000, columns=32, lot=1024, timed=100):
             next(taken)
             times.append(1e3 * (time.perf_counter() - start))
         before = resident_mb()
-        model = dp.DPModel(common.mlp(columns, 1000, 10))
-        model.compile(dp.ADADP(noise_multiplier=2.0), common.loss(), log_raw_metrics=False)
+        model = dp.DPModel(models.mlp(columns, 1000, 10))
+        model.compile(dp.ADADP(noise_multiplier=2.0), models.loss(), log_raw_metrics=False)
         model.fit(lots, steps_per_epoch=20, verbose=0)
         start = time.perf_counter()
         model.fit(lots, steps_per_epoch=timed, verbose=0)
@@ -156,8 +156,8 @@ def weights_case(case, width=5000, depth=4, lot=256, timed=5):
     total = sum(int(np.prod(w.shape)) for w in model.weights)
     trained = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
     private = dp.DPModel(model)
-    private.compile(dp.ADADP(noise_multiplier=2.0), common.loss(), log_raw_metrics=False)
-    x, y = common.random_data(5000, common.Features((64,)))
+    private.compile(dp.ADADP(noise_multiplier=2.0), models.loss(), log_raw_metrics=False)
+    x, y = models.random_data(5000, models.Features((64,)))
     private.fit(x, y, batch_size=lot, steps_per_epoch=2, verbose=0)
     start = time.perf_counter()
     private.fit(x, y, batch_size=lot, steps_per_epoch=timed, verbose=0)
@@ -169,7 +169,7 @@ def weights_case(case, width=5000, depth=4, lot=256, timed=5):
         "engine": private._run.plan.engine,
         "lot_size": lot,
         "seconds_per_step": round((time.perf_counter() - start) / timed, 3),
-        "peak_mb": round(common.peak_memory_mb(), 0),
+        "peak_mb": round(measuring.peak_memory_mb(), 0),
         "epsilon": round(private.epsilon(DELTA), 4),
     }
 
@@ -180,7 +180,7 @@ def weights():
     for case in CASES:
         command = [sys.executable, "-m", "benchmarks.long_and_large", f"--case={case}"]
         out = subprocess.run(
-            command, cwd=common.ROOT, check=True, capture_output=True, text=True
+            command, cwd=harness.ROOT, check=True, capture_output=True, text=True
         ).stdout
         rows.append(json.loads(out.splitlines()[-1]))
         print(rows[-1], flush=True)
@@ -190,27 +190,19 @@ def weights():
 PARTS = {"steps": steps, "records": records, "weights": weights}
 
 
-def _define_flags():
-    flags.DEFINE_list("parts", list(PARTS), f"Of {', '.join(PARTS)}.")
-    flags.DEFINE_enum("case", None, list(CASES), "One case of weights, as a line of JSON.")
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON.")
-    flags.register_validator(
-        "parts", lambda given: set(given) <= set(PARTS), f"Give some of {', '.join(PARTS)}."
-    )
-
-
-def main(argv):
-    del argv
-    args = flags.FLAGS
+def main():
+    parser = harness.parser(__doc__, __file__)
+    parser.add_argument("--parts", type=harness.names(PARTS), default=list(PARTS))
+    parser.add_argument("--case", choices=list(CASES), help="one case of weights, as JSON")
+    args = parser.parse_args()
     if args.case:
         print(json.dumps(weights_case(args.case)))
         return
-    results = common.Results(args.out, key=("part", "case"), one_machine=False)
+    results = harness.Results(args.out, key=("part", "case"), one_machine=False)
     for part in args.parts:
         for row in PARTS[part]():
             results.put(row)
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    main()

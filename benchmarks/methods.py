@@ -35,11 +35,10 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CP
 
 import keras
 import numpy as np
-from absl import app, flags
 
 import tf_adadp as dp
 from benchmarks import adadp_default as study
-from benchmarks import common
+from benchmarks import harness, models
 from tf_adadp import accounting
 
 DELTA = 1e-5
@@ -111,7 +110,7 @@ class Task:
 @functools.cache
 def arrays(name="mnist"):
     """A data set as float32 in [0, 1]: x_train, y_train, x_test, y_test."""
-    path = pathlib.Path(os.environ.get(common.DATA_DIR_VARIABLE, ".")) / f"{name}.npz"
+    path = pathlib.Path(os.environ.get(models.DATA_DIR_VARIABLE, ".")) / f"{name}.npz"
     with np.load(path) as stored:
         x, x_test = (stored[n].astype(np.float32) / 255.0 for n in ("x_train", "x_test"))
         return x, stored["y_train"].astype(np.int32), x_test, stored["y_test"].astype(np.int32)
@@ -150,15 +149,15 @@ def images(name):
 
 
 def _build():
-    return common.mlp(COMPONENTS, HIDDEN, 10)
+    return models.mlp(COMPONENTS, HIDDEN, 10)
 
 
 _CNN_CELLS = {CNN_EPSILON: (None, CNN_STEPS)}
 TASKS = {
     "mnist": Task(components, _build, CELLS, tuple(METHODS)),
     "mnist_large_lots": Task(components, _build, LARGE_CELLS, LARGE, lot_size=LARGE_LOT),
-    "mnist_cnn": Task(images("mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
-    "fashion_cnn": Task(images("fashion_mnist"), common.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
+    "mnist_cnn": Task(images("mnist"), models.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
+    "fashion_cnn": Task(images("fashion_mnist"), models.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
 }
 
 
@@ -222,7 +221,7 @@ def train(task, name, rate, epsilon, seed, *, held_out=False):
     model = dp.DPModel(TASKS[task].build())
     optimizer = method.make(rate, **private)
     at_once = 1 if method.own_budget else 50
-    model.compile(optimizer, loss=common.loss(), metrics=[], steps_per_execution=at_once)
+    model.compile(optimizer, loss=models.loss(), metrics=[], steps_per_execution=at_once)
     if pca is not None:
         model.ledger.merge(pca.ledger)
     history = model.fit(x, y, batch_size=lot, steps_per_epoch=steps, verbose=0).history
@@ -298,7 +297,7 @@ def table(rows):
         return f"{values.mean():.2f} ± {values.std(ddof=1):.2f} ({row['arguments']['rate']:g})"
 
     names = [name for name in METHODS if any((name, *column) in cells for column in columns)]
-    return common.markdown_table(
+    return harness.markdown_table(
         ["method (rate found)", *(f"{task}, ε = {e:g}" for task, e in columns)],
         [[name, *(text(cells.get((name, *column))) for column in columns)] for name in names],
     )
@@ -340,37 +339,27 @@ def jobs(tasks, methods, epsilons):
     ]
 
 
-def _define_flags():
-    names = list(METHODS)
-    cells = [f"{e:g}" for e in sorted({e for task in TASKS.values() for e in task.cells})]
-    flags.DEFINE_list("tasks", list(TASKS), f"Of {', '.join(TASKS)}.")
-    flags.DEFINE_multi_enum("methods", names, names, "Once for each.")
-    flags.DEFINE_multi_enum("epsilons", cells, cells, "Once for each.")
-    flags.DEFINE_integer("workers", 2, "Processes; the cores are shared out.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "JSON; PNG beside.")
-    flags.DEFINE_bool("force", False, "Start the results anew.")
-    flags.register_validator(
-        "tasks", lambda given: set(given) <= set(TASKS), f"Give some of {', '.join(TASKS)}."
-    )
-
-
-def main(argv):
-    del argv
-    args = flags.FLAGS
+def main():
+    cells = sorted({e for task in TASKS.values() for e in task.cells})
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--tasks", type=harness.names(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", choices=list(METHODS), action="append", help="one; repeat it")
+    parser.add_argument("--epsilons", type=float, choices=cells, action="append", help="the same")
+    parser.add_argument("--workers", type=harness.count, default=2, help="they share the cores")
+    args = parser.parse_args()
     key = ("part", "task", "epsilon", "method", "setting")
-    results = common.Results(args.out, key=key, one_machine=False, force=args.force)
+    results = harness.Results(args.out, key=key, one_machine=False, force=args.force)
     todo = [
         (task, method, epsilon)
         for task, method, epsilon in jobs(
-            args.tasks, args.methods, [float(e) for e in args.epsilons]
+            args.tasks, args.methods or METHODS, args.epsilons or cells
         )
         if not results.find(task=task, epsilon=epsilon, method=method)
     ]
     study.run(todo, results, args.workers, run_job)
-    plot(results.rows, pathlib.Path(args.out).with_suffix(".png"))
+    plot(results.rows, args.out.with_suffix(".png"))
     print(table(results.rows))
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    main()

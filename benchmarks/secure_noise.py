@@ -12,22 +12,16 @@ least; medians over the repetitions, ratios of medians with their range over rou
 
 import functools
 import json
-import pathlib
 import statistics
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import common
+from benchmarks import harness, models
 from tf_adadp import noise
-
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds of measurements.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 10, "Repetitions in a round.", lower_bound=1)
-_OUTPUT = flags.DEFINE_string("output", None, "The result file; by default in results/.")
 
 SHAPES = ((784, 1000), (1000,), (1000, 10), (10,))
 LOT, ROWS = 600, 6000
@@ -69,8 +63,8 @@ def steps():
     y = rng.integers(0, 10, ROWS)
 
     def runner(secure):
-        model = dp.DPModel(common.mlp(784, 1000, 10))
-        model.compile(dp.DPSGD(0.1, noise_multiplier=4.0, secure_noise=secure), common.loss())
+        model = dp.DPModel(models.mlp(784, 1000, 10))
+        model.compile(dp.DPSGD(0.1, noise_multiplier=4.0, secure_noise=secure), models.loss())
         lots = dp.PoissonLots(x, y, expected_size=LOT)
         times = []
 
@@ -118,24 +112,25 @@ def summary(rounds, names):
     }
 
 
-def main(_):
+def main():
+    parser = harness.parser(__doc__, __file__)
+    parser.add_argument("--rounds", type=harness.count, default=5, help="of measurements")
+    parser.add_argument("--repeats", type=harness.count, default=10, help="in a round")
+    args = parser.parse_args()
     functions = noises()
     for function in functions.values():
         timed(function, 3)  # traces
     adding = []
-    for _ in range(_ROUNDS.value):
-        turns = [{n: timed(f, 1) for n, f in functions.items()} for _ in range(_REPEATS.value)]
+    for _ in range(args.rounds):
+        turns = [{n: timed(f, 1) for n, f in functions.items()} for _ in range(args.repeats)]
         adding.append({n: [t for turn in turns for t in turn[n]] for n in functions})
     runners = steps()
-    training = [{n: f(_REPEATS.value) for n, f in runners.items()} for _ in range(_ROUNDS.value)]
-    result = {
-        "noise_of_795010_numbers": summary(adding, list(functions)),
-        "step_of_the_mlp_lot_600": summary(training, list(runners)),
-    }
-    path = pathlib.Path(_OUTPUT.value or common.results_of(__file__))
-    path.write_text(json.dumps({"machine": common.machine(), **result}, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    training = [{n: f(args.repeats) for n, f in runners.items()} for _ in range(args.rounds)]
+    results = harness.Results(args.out, key=("measured",), one_machine=False, force=True)
+    results.put({"measured": "noise_of_795010_numbers", **summary(adding, list(functions))})
+    results.put({"measured": "step_of_the_mlp_lot_600", **summary(training, list(runners))})
+    print(json.dumps(results.rows, indent=1))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks import common
+from benchmarks import harness
 from benchmarks.workloads import PLAIN, WORKLOADS, memory_limit, time_limit
 
 _SETTINGS = ("model", "lot_size", "examples")
@@ -75,7 +75,7 @@ def _table(results, rows):
                 _mark(memory_limit(row)),
             ]
         )
-    return common.markdown_table(header, lines)
+    return harness.markdown_table(header, lines)
 
 
 def _mark(limit):

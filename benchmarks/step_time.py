@@ -22,6 +22,7 @@ Results already in the JSON for the same settings are not measured again. Works 
 where the peak of the device's memory is reported besides.
 """
 
+import argparse
 import itertools
 import json
 import pathlib
@@ -32,11 +33,10 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import common, peer_times, step_report
-from benchmarks.peers.harness import SETTLING_STEPS
+from benchmarks import harness, models, peer_times, step_report
+from benchmarks.peers.measuring import SETTLING_STEPS, peak_memory_mb
 from benchmarks.workloads import ENGINES, JIT_COMPILE, OPTIMIZERS, PLAIN, WORKLOADS, Contender
 
 
@@ -67,7 +67,7 @@ def make_block(workload, contender, data, *, lean=False):
             as can be.
     """
     options = {
-        "loss": common.loss(),
+        "loss": models.loss(),
         "metrics": ["accuracy"],
         "jit_compile": contender.jit_compile,
     }
@@ -178,12 +178,12 @@ def measure_memory(workload, contender, steps):
     """Peak memory in MiB of training in THIS process, above what it holds now."""
     tf.reduce_sum(tf.ones([8, 8]) @ tf.ones([8, 8])).numpy()
     dp.DPModel, dp.DPSGD, dp.PrivacyCallback  # noqa: B018, names load on first use
-    before = common.peak_memory_mb()
+    before = peak_memory_mb()
     data = workload.data()
     make_block(workload, contender, data, lean=True)(steps)
     size = sum(array.nbytes for array in keras.tree.flatten(data))
     peak = {
-        "memory_mb": round(common.peak_memory_mb() - before, 1),
+        "memory_mb": round(peak_memory_mb() - before, 1),
         "data_mb": round(size / 2**20, 1),
     }
     if tf.config.list_physical_devices("GPU"):
@@ -203,7 +203,7 @@ def memory_row(workload, contender, steps):
             f"--memory_of={asked}",
             f"--steps={steps}",
         ],
-        cwd=common.ROOT,
+        cwd=harness.ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -292,108 +292,63 @@ def peer_rows(workload, contenders, envs, steps, repeats):
         }
 
 
-def define_flags(values=flags.FLAGS):
-    """Defines the command line's flags in an absl `FlagValues`."""
+def parse_arguments(arguments=None):
+    """Parses the command line.
 
-    def define(kind, name, default, text, **options):
-        kind(name, default, text, flag_values=values, **options)
-
-    define(flags.DEFINE_list, "models", list(WORKLOADS), f"Of {', '.join(WORKLOADS)}.")
-    define(
-        flags.DEFINE_list,
-        "methods",
-        list(OPTIMIZERS),
-        f"Of {', '.join(OPTIMIZERS)}, with :xla or :noxla to force jit_compile.",
-    )
-    define(flags.DEFINE_list, "engines", list(ENGINES), f"Of {', '.join(ENGINES)}.")
-    define(flags.DEFINE_list, "lot_sizes", [], "Expected lot sizes; else each model's own.")
-    define(
-        flags.DEFINE_list,
-        "physical_batch_sizes",
-        ["auto"],
-        "Physical batch sizes; auto for DPModel's choice.",
-    )
-    define(flags.DEFINE_integer, "examples", None, "Examples of data; else 10 lots.", lower_bound=1)
-    define(flags.DEFINE_integer, "steps", 10, "Steps of one block.", lower_bound=1)
-    define(flags.DEFINE_integer, "repeats", 3, "Blocks of each contender.", lower_bound=1)
-    define(flags.DEFINE_bool, "peers", False, "Measure next to other libraries; mlp and cnn.")
-    define(
-        flags.DEFINE_string,
-        "peer_envs",
-        str(peer_times.ENVS_DIR),
-        "The folder that peers/environments.py made.",
-    )
-    define(
-        flags.DEFINE_string,
-        "out",
-        str(common.results_of(__file__)),
-        "JSON; a PNG beside it.",
-    )
-    define(flags.DEFINE_bool, "force", False, "Start the results anew.")
-    define(flags.DEFINE_string, "memory_of", None, "Internal: measure one contender and end.")
-
-
-def parse_flags(args):
-    """The workloads and private contenders that the flags ask for.
-
-    Raises:
-        absl.app.UsageError: a name that is not known, a size that is none.
+    Returns:
+        The arguments, and the workloads and private contenders that they ask for.
     """
-    _check_names("models", args.models, WORKLOADS)
-    _check_names("engines", args.engines, ENGINES)
-    for method in args.methods:
-        name, _, jit = method.partition(":")
-        if name not in OPTIMIZERS or jit not in JIT_COMPILE:
-            raise app.UsageError(f"--methods: {method!r} is none of {', '.join(OPTIMIZERS)}[:xla].")
-    lot_sizes = [_size("lot_sizes", size) for size in args.lot_sizes]
-    batches = [
-        None if size == "auto" else _size("physical_batch_sizes", size)
-        for size in args.physical_batch_sizes
-    ]
+    parser = harness.resumable(__doc__, __file__)
+    add = parser.add_argument
+    add("--models", type=harness.names(WORKLOADS), default=list(WORKLOADS))
+    methods = [f"{name}:{jit}".rstrip(":") for jit in JIT_COMPILE for name in OPTIMIZERS]
+    add("--methods", type=harness.names(methods), default=list(OPTIMIZERS))
+    add("--engines", type=harness.names(ENGINES), default=list(ENGINES))
+    add("--lot_sizes", type=_counts, default=[], help="expected sizes; else each model's own")
+    add("--physical_batch_sizes", type=_batches, default=[None], help="auto: DPModel's choice")
+    add("--examples", type=harness.count, help="of the data; else 10 lots")
+    add("--steps", type=harness.count, default=10, help="of one block")
+    add("--repeats", type=harness.count, default=3, help="blocks of each contender")
+    add("--peers", action="store_true", help="next to other libraries; mlp and cnn")
+    add("--peer_envs", type=pathlib.Path, default=peer_times.ENVS_DIR, help="peers' environments")
+    add("--memory_of", help=argparse.SUPPRESS)  # measures one contender and ends
+    args = parser.parse_args(arguments)
     try:
         workloads = [
             WORKLOADS[model].at(lot_size, args.examples)
             for model in args.models
-            for lot_size in lot_sizes or [WORKLOADS[model].lot_size]
+            for lot_size in args.lot_sizes or [WORKLOADS[model].lot_size]
         ]
     except ValueError as error:
-        raise app.UsageError(str(error)) from None
-    contenders = [Contender(*c) for c in itertools.product(args.methods, args.engines, batches)]
-    return workloads, contenders
+        parser.error(str(error))
+    asked = itertools.product(args.methods, args.engines, args.physical_batch_sizes)
+    return args, workloads, [Contender(*fields) for fields in asked]
 
 
-def _check_names(flag, names, known):
-    for name in names:
-        if name not in known:
-            raise app.UsageError(f"--{flag}: {name!r} is none of {', '.join(known)}.")
+def _counts(text):
+    return [harness.count(size) for size in text.split(",")]
 
 
-def _size(flag, text):
-    if not text.isdecimal() or int(text) == 0:
-        raise app.UsageError(f"--{flag}: {text!r} is not a whole number of at least 1.")
-    return int(text)
+def _batches(text):
+    return [None if size == "auto" else harness.count(size) for size in text.split(",")]
 
 
-def main(argv):
-    del argv
+def main():
     tf.get_logger().setLevel("ERROR")  # many models in one process: retracing is expected
-    args = flags.FLAGS
+    args, workloads, contenders = parse_arguments()
     if args.memory_of:
         _print_memory_of(args.memory_of, args.steps)
         return
-    workloads, contenders = parse_flags(args)
-    results = common.Results(args.out, key=step_report.KEY, one_machine=True, force=args.force)
+    results = harness.Results(args.out, key=step_report.KEY, one_machine=True, force=args.force)
     if args.peers:
         shared = [w for w in workloads if w.name in peer_times.MODELS]
         print(f"Of the models, the peers have {', '.join(peer_times.MODELS)}; others are skipped.")
-        envs = pathlib.Path(args.peer_envs)
-        run_peers(shared, contenders, envs, args.steps, args.repeats, results)
+        run_peers(shared, contenders, args.peer_envs, args.steps, args.repeats, results)
     else:
         run(workloads, contenders, args.steps, args.repeats, results)
-    step_report.plot(results, pathlib.Path(args.out).with_suffix(".png"))
+    step_report.plot(results, args.out.with_suffix(".png"))
     print(step_report.tables(results))
 
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    main()

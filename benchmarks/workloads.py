@@ -9,7 +9,7 @@ from collections.abc import Callable
 import keras
 
 import tf_adadp as dp
-from benchmarks import common
+from benchmarks import models
 
 LOTS_OF_DATA = 10
 ENGINES = ("auto", "vectorized")
@@ -52,7 +52,7 @@ class Workload:
         name: the name in WORKLOADS.
         title: the model in words.
         build: makes the model.
-        features: a `common.Features` or a dict of them, what the model takes.
+        features: a `models.Features` or a dict of them, what the model takes.
         lot_size: the expected number of examples of a step.
         num_classes: the labels are integers below it.
         limits: by engine and clipping set, the step time over that of a plain Keras step that is
@@ -63,7 +63,7 @@ class Workload:
     name: str
     title: str
     build: Callable[[], keras.Model]
-    features: common.Features | dict[str, common.Features]
+    features: models.Features | dict[str, models.Features]
     lot_size: int
     num_classes: int = 10
     limits: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -84,7 +84,7 @@ class Workload:
 
     def data(self):
         """Random `x, y` that fit the model."""
-        return common.random_data(self.num_examples, self.features, self.num_classes)
+        return models.random_data(self.num_examples, self.features, self.num_classes)
 
     def fields(self):
         """The fields of a row that say what was trained."""
@@ -148,8 +148,8 @@ WORKLOADS = {
         Workload(
             name="mlp",
             title="MLP 784-1000-10",
-            build=lambda: common.mlp(784, 1000, 10),
-            features=common.Features((784,)),
+            build=lambda: models.mlp(784, 1000, 10),
+            features=models.Features((784,)),
             lot_size=600,
             limits={
                 "auto": {"l2": 1.8, "ellipsoid": 2.8, "box": 10.0},
@@ -159,8 +159,8 @@ WORKLOADS = {
         Workload(
             name="cnn",
             title="tanh CNN, 26,010 weights",
-            build=common.tanh_cnn,
-            features=common.Features((28, 28, 1)),
+            build=models.tanh_cnn,
+            features=models.Features((28, 28, 1)),
             lot_size=512,
             limits={
                 "auto": {"l2": 3.5, "ellipsoid": 4.0, "box": 4.0},
@@ -170,25 +170,25 @@ WORKLOADS = {
         Workload(
             name="cifar_cnn",
             title="CIFAR CNN, 550,570 weights",
-            build=common.cifar_cnn,
-            features=common.Features((32, 32, 3)),
+            build=models.cifar_cnn,
+            features=models.Features((32, 32, 3)),
             lot_size=256,
         ),
         Workload(
             name="transformer",
             title="transformer, 2 blocks of 128, 64 tokens",
-            build=common.transformer_encoder,
-            features=common.Features((64,), vocabulary=5000),
+            build=models.transformer_encoder,
+            features=models.Features((64,), vocabulary=5000),
             lot_size=128,
             num_classes=2,
         ),
         Workload(
             name="tabular",
             title="tabular MLP, 8 embeddings and 16 numbers",
-            build=common.tabular_mlp,
+            build=models.tabular_mlp,
             features={
-                "categorical": common.Features((8,), vocabulary=1000),
-                "numeric": common.Features((16,)),
+                "categorical": models.Features((8,), vocabulary=1000),
+                "numeric": models.Features((16,)),
             },
             lot_size=512,
             num_classes=2,

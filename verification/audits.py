@@ -35,7 +35,6 @@ Resumable: mechanisms whose row is in the JSON are not run again.
 """
 
 import os
-import pathlib
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -44,10 +43,9 @@ import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import common
+from benchmarks import harness
 from tf_adadp import accounting, audit, gradients
 
 DELTA, CONFIDENCE = 1e-5, 0.999
@@ -398,7 +396,7 @@ def table(rows):
         if any(cells):
             lines.append([name, *cells])
     header = ["mechanism", *(len(EPSILONS) * [*columns.values()])]
-    return common.markdown_table(header, lines)
+    return harness.markdown_table(header, lines)
 
 
 def draw_figure(rows, path):
@@ -425,28 +423,24 @@ def draw_figure(rows, path):
     figure.savefig(path, dpi=110)
 
 
-def main(argv):
-    del argv
-    results = common.Results(
-        FLAGS.out, ("mechanism", "target"), one_machine=False, force=FLAGS.force
+def main():
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--mechanism", choices=list(MECHANISMS), action="append", help="repeat it")
+    parser.add_argument("--draws", type=int, default=300_000, help="runs on each data set")
+    args = parser.parse_args()
+    results = harness.Results(
+        args.out, ("mechanism", "target"), one_machine=False, force=args.force
     )
-    for name in FLAGS.mechanism or MECHANISMS:
+    for name in args.mechanism or MECHANISMS:
         for target in EPSILONS:
             if results.find(mechanism=name, target=target) is None:
-                row = measure(name, target, FLAGS.draws)
+                row = measure(name, target, args.draws)
                 results.put(row)
                 bounds = f"at least {row['lower_bound']}, law assumed {row['assumed_bound']}"
                 print(f"{name}: claim {row['claim']}, {bounds}", flush=True)
     print(table(results.rows))
-    draw_figure(results.rows, pathlib.Path(FLAGS.out).with_suffix(".png"))
+    draw_figure(results.rows, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    FLAGS = flags.FLAGS
-    flags.DEFINE_multi_enum(
-        "mechanism", None, [*MECHANISMS], "Which, may be repeated; all by default."
-    )
-    flags.DEFINE_integer("draws", 300_000, "Runs on each of the two data sets.", lower_bound=4)
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "Where the rows go.")
-    flags.DEFINE_boolean("force", False, "Forget earlier rows.")
-    app.run(main)
+    main()

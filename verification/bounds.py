@@ -24,9 +24,9 @@ import time
 import dp_accounting
 import mpmath
 import numpy as np
-from absl import app, flags
 from dp_accounting import rdp
 
+from benchmarks import harness
 from tf_adadp import accounting
 
 PARTS = ("invariants", "pld", "integrals", "calibration", "reading")
@@ -251,7 +251,7 @@ def reading(steps=100_000, trained=60):
     import keras
 
     import tf_adadp as dp
-    from benchmarks import common  # TensorFlow, which nothing else here needs
+    from benchmarks import models  # TensorFlow, which nothing else here needs
 
     law = accounting.PoissonSampling(60000, 600)
     event, ledger = law.event(1.1), accounting.PrivacyLedger()
@@ -267,9 +267,9 @@ def reading(steps=100_000, trained=60):
         ("MLP 784-1000-10, lot 600", (784, 1000, 10), 600),
         ("MLP 64-64-10, lot 128", (64, 64, 10), 128),
     ):
-        x, y = common.random_data(20 * lot, common.Features((widths[0],)))
-        model = dp.DPModel(common.mlp(*widths))
-        model.compile(dp.DPSGD(1e-3, noise_multiplier=1.1), loss=common.loss())
+        x, y = models.random_data(20 * lot, models.Features((widths[0],)))
+        model = dp.DPModel(models.mlp(*widths))
+        model.compile(dp.DPSGD(1e-3, noise_multiplier=1.1), loss=models.loss())
         model.fit(x, y, batch_size=lot, steps_per_epoch=20, verbose=0)
         begun = time.perf_counter()
         model.fit(x, y, batch_size=lot, steps_per_epoch=trained, verbose=0)
@@ -287,12 +287,13 @@ def reading(steps=100_000, trained=60):
     return found
 
 
-def main(argv):
-    del argv
-    from benchmarks import common
-
-    args = flags.FLAGS
-    results = common.Results(args.out, key=("part",), one_machine=False, force=args.force)
+def main():
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--parts", type=harness.names(PARTS), default=list(PARTS))
+    parser.add_argument("--lattices", type=harness.count, default=16, help="of up to 6,912 points")
+    parser.add_argument("--points", type=harness.count, default=300, help="for pld and integrals")
+    args = parser.parse_args()
+    results = harness.Results(args.out, key=("part",), one_machine=False, force=args.force)
     run = {
         "invariants": lambda: invariants(args.lattices),
         "pld": lambda: pld_invariants(args.points),
@@ -309,11 +310,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    from benchmarks import common
-
-    flags.DEFINE_list("parts", list(PARTS), "What to run: " + ", ".join(PARTS))
-    flags.DEFINE_integer("lattices", 16, "Random lattices of up to 6,912 points.", lower_bound=1)
-    flags.DEFINE_integer("points", 300, "Random runs for pld and integrals.", lower_bound=1)
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "The JSON of results.")
-    flags.DEFINE_bool("force", False, "Start the results anew.")
-    app.run(main)
+    main()

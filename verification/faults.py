@@ -1,27 +1,24 @@
 """What the programs that inject faults share: their flags, and clusters on this machine."""
 
-import argparse
 import json
 import os
-import pathlib
 import socket
 import subprocess
 
-ROOT = pathlib.Path(__file__).parents[1]
+from benchmarks import harness
 
 
-def parser(doc, faults, number, results):
-    """An ArgumentParser for `--<faults>=<number>`, `--seed` and `--output`."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument(f"--{faults}", type=int, default=number)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=pathlib.Path, default=results)
-    return parser
+def parser(doc, script, faults, number):
+    """Returns an ArgumentParser for --<faults>=<number>, --seed and --out."""
+    made = harness.parser(doc, script)
+    made.add_argument(f"--{faults}", type=harness.count, default=number)
+    made.add_argument("--seed", type=int, default=0)
+    return made
 
 
 def write(path, summary, rows):
     """Stores what was found, and prints the summary."""
-    path.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+    harness.write(path, rows, summary=summary)
     print(json.dumps(summary))
 
 

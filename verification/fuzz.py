@@ -17,7 +17,6 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import pathlib
 import queue
 import re
 import subprocess
@@ -25,10 +24,9 @@ import sys
 import threading
 import time
 
+from benchmarks import harness
 from verification.fuzzing.cases import draw_case
 
-ROOT = pathlib.Path(__file__).parents[1]
-RESULTS = ROOT / "verification" / "results" / "fuzz.json"
 _MARK = "fuzz result: "
 _PER_PROCESS = 12
 
@@ -53,7 +51,7 @@ class _Worker:
     def __init__(self, lots):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "verification.fuzz", "--work", f"--lots={lots}"],
-            cwd=ROOT,
+            cwd=harness.ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -198,26 +196,19 @@ def _stored(path, lots):
 
 
 def _write(path, lots, seed, rows, cases):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
     command = f"python -m verification.fuzz --models={len(cases)} --lots={lots} --seed={seed}"
-    partial = path.with_suffix(".partial")
-    partial.write_text(
-        f'{{\n"command": {json.dumps(command)},\n"lots": {lots},\n"seed": {seed},\n'
-        f'"summary": {json.dumps(summary(rows, cases), indent=1)},\n"rows": [\n{lines}\n]\n}}\n'
-    )
-    partial.replace(path)
+    found = summary(rows, cases)
+    harness.write(path, rows, command=command, lots=lots, seed=seed, summary=found)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=500)
+    parser = harness.parser(__doc__, __file__)
+    parser.add_argument("--models", type=harness.count, default=500)
     parser.add_argument("--lots", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="cases at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--only", help="indices to run; prints them and writes nothing")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     lots, seed = arguments.lots, arguments.seed
@@ -232,14 +223,14 @@ def main():
     cases = [draw_case(seed, index) for index in range(arguments.models)]
     rows = {
         row["index"]: row
-        for row in _stored(arguments.output, lots)
+        for row in _stored(arguments.out, lots)
         if row["index"] < len(cases) and row["digest"] == digest(cases[row["index"]])
     }
     missing = [(i, case) for i, case in enumerate(cases) if i not in rows]
     end = time.monotonic() + 60 * arguments.minutes
     for row in run(missing, lots, workers=arguments.workers):
         rows[row["index"]] = row
-        _write(arguments.output, lots, seed, [rows[i] for i in sorted(rows)], cases)
+        _write(arguments.out, lots, seed, [rows[i] for i in sorted(rows)], cases)
         if row["outcome"] == "failed":
             print(f"case {row['index']} failed: {row['message']}", flush=True)
         if time.monotonic() > end:

@@ -30,7 +30,6 @@ from verification import faults
 
 ROWS, LOT = 300, 30
 METHODS = ("adadp", "dpopt", "sadpsgd", "agd")
-RESULTS = pathlib.Path(__file__).parent / "results" / "key_collisions.json"
 SIZE = 16  # bytes of a record: its kind, and 15 of the hash
 
 
@@ -204,7 +203,7 @@ def run(kills, seed, folder, methods=METHODS):
 
 
 def main():
-    arguments = faults.parser(__doc__, "kills", 50, RESULTS).parse_args()
+    arguments = faults.parser(__doc__, __file__, "kills", 50).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = run(arguments.kills, arguments.seed, folder)
         found = records(folder)
@@ -215,7 +214,7 @@ def main():
         "used_twice": sum(count > 1 for count in found.values()),
         "resumed_from_a_private_state": sum(row["private_state"] for row in rows),
     }
-    faults.write(arguments.output, summary, rows)
+    faults.write(arguments.out, summary, rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from verification import faults
 
 ROWS, LOT, SIGMA, DELTA = 600, 30, 2.0, 1e-4
 SETTINGS = [(1, 1), (3, 1), (10, 2), (100, 1), (2, 4)]  # ledger_interval, steps_per_execution
-RESULTS = pathlib.Path(__file__).parent / "results" / "kill_resume.json"
 
 
 def train(folder, interval, at_once, life):
@@ -170,7 +169,7 @@ def write_times(folder, repetitions=100):
 
 
 def main():
-    arguments = faults.parser(__doc__, "kills", 50, RESULTS).parse_args()
+    arguments = faults.parser(__doc__, __file__, "kills", 50).parse_args()
     runs = pathlib.Path("runs")  # on a disk, not in memory
     runs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=runs) as folder:
@@ -188,7 +187,7 @@ def main():
         ),
         "synced_write": writes,
     }
-    faults.write(arguments.output, summary, rows)
+    faults.write(arguments.out, summary, rows)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-from absl import app, flags
 
 import tf_adadp as dp
-from benchmarks import common
+from benchmarks import harness, models
 from tf_adadp import accounting, audit
 
 DELTA, EPSILON = 1e-4, 4.0
@@ -32,7 +31,7 @@ METHODS = ("none", "DPSGD")
 
 def records():
     """600 digits, a fifth of them with a random label."""
-    x, y, _, _ = common.digits()
+    x, y, _, _ = models.digits()
     rng = np.random.default_rng(0)
     x, y = x[:RECORDS], y[:RECORDS].astype(np.int32)
     wrong = rng.random(RECORDS) < 0.2
@@ -42,16 +41,16 @@ def records():
 def private_model(num_examples):
     """A compiled `DPModel` whose 200 steps on that many places cost ε = 4."""
     sigma = accounting.calibrate_noise_multiplier(EPSILON, DELTA, LOT / num_examples, STEPS)
-    model = dp.DPModel(common.mlp(64, 128, 10))
-    model.compile(dp.DPSGD(1.0, noise_multiplier=sigma), loss=common.loss(), jit_compile=False)
+    model = dp.DPModel(models.mlp(64, 128, 10))
+    model.compile(dp.DPSGD(1.0, noise_multiplier=sigma), loss=models.loss(), jit_compile=False)
     return model
 
 
 def train(method, x, y, present):
     """A model trained on the records that are present."""
     if method == "none":
-        model = common.mlp(64, 128, 10)
-        model.compile(keras.optimizers.Adam(0.003), loss=common.loss())
+        model = models.mlp(64, 128, 10)
+        model.compile(keras.optimizers.Adam(0.003), loss=models.loss())
         model.fit(x[present], y[present], batch_size=50, epochs=60, verbose=0)
         return model
     model = private_model(len(x))
@@ -86,7 +85,7 @@ def one_run(seed):
     """Two `OneRunBound`s of a private training with canaries, without and with a law, and its ε."""
     keras.utils.set_random_seed(seed)
     rng = np.random.default_rng(seed)
-    x, y, _, _ = common.digits()
+    x, y, _, _ = models.digits()
     canaries = audit.OneRunAudit(
         rng.random((CANARIES, 64), dtype=np.float32), rng.integers(0, 10, CANARIES)
     )
@@ -96,11 +95,11 @@ def one_run(seed):
     return canaries.bound(DELTA, claim=None), canaries.bound(DELTA), model.epsilon(DELTA)
 
 
-def main(argv):
-    del argv
-    results = common.Results(
-        FLAGS.out, ("training", "attack"), one_machine=False, force=FLAGS.force
-    )
+def main():
+    parser = harness.resumable(__doc__, __file__)
+    parser.add_argument("--seed", type=int, default=0, help="of initial weights and coins")
+    args = parser.parse_args()
+    results = harness.Results(args.out, ("training", "attack"), one_machine=False, force=args.force)
 
     def put(**row):
         results.put(row)
@@ -109,7 +108,7 @@ def main(argv):
     for method in METHODS:
         if results.find(training=method):
             continue
-        reports, claim, law = membership(method, FLAGS.seed)
+        reports, claim, law = membership(method, args.seed)
         for report in reports:
             put(
                 training=method,
@@ -122,7 +121,7 @@ def main(argv):
                 ),
             )
     if not results.find(attack="one run, canaries"):
-        bound, assumed, claim = one_run(FLAGS.seed)
+        bound, assumed, claim = one_run(args.seed)
         put(
             training="DPSGD, canaries",
             attack="one run, canaries",
@@ -132,8 +131,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    FLAGS = flags.FLAGS
-    flags.DEFINE_string("out", str(common.results_of(__file__)), "Where the rows go.")
-    flags.DEFINE_boolean("force", False, "Forget earlier rows.")
-    flags.DEFINE_integer("seed", 0, "Of initial weights and coins.")
-    app.run(main)
+    main()

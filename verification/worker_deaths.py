@@ -26,13 +26,13 @@ import sys
 import tempfile
 import time
 
+from benchmarks import harness
 from verification import faults
 from verification.kill_resume import stored
 
 WORKERS = 3
 ROWS, LOT, SIGMA, DELTA, INTERVAL = 600, 30, 2.0, 1e-4, 10
 STEPS_PER_EPOCH = 5
-RESULTS = pathlib.Path(__file__).parent / "results" / "worker_deaths.json"
 PATIENCE = 120.0  # seconds for the others to notice
 
 
@@ -105,7 +105,7 @@ def start(folder, life):
     ]
     with contextlib.ExitStack() as stack:  # the processes keep the files open
         logs = [stack.enter_context(open(folder / f"log{life}.{n}", "wb")) for n in range(WORKERS)]
-        return faults.start_cluster(commands, logs, cwd=faults.ROOT)
+        return faults.start_cluster(commands, logs, cwd=harness.ROOT)
 
 
 def kill_once(folder, life, victim, rng):
@@ -170,7 +170,7 @@ def run(deaths, seed, folder):
 
 
 def main():
-    parser = faults.parser(__doc__, "deaths", 20, RESULTS)
+    parser = faults.parser(__doc__, __file__, "deaths", 20)
     for name, kind in (("life", int), ("worker", int), ("folder", pathlib.Path)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -189,7 +189,7 @@ def main():
         "ledger_interval": INTERVAL,
         "longest_until_noticed_s": max(row["noticed_after_s"] for row in rows),
     }
-    faults.write(arguments.output, summary, rows)
+    faults.write(arguments.out, summary, rows)
 
 
 if __name__ == "__main__":

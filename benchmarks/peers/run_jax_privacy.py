@@ -3,10 +3,10 @@
 Microbatches have 32 examples, or as many as a smaller divisor of the lot size allows.
 """
 
-import harness
 import jax
 import jax.numpy as jnp
 import jax_privacy
+import measuring
 import optax
 
 MODES = {"microbatch_1": 1, "microbatch_32": 32, "whole": None}
@@ -61,16 +61,16 @@ def make_step(args):
 
     gradient = jax_privacy.clipped_grad(
         loss,
-        l2_clip_norm=harness.L2_NORM_CLIP,
+        l2_clip_norm=measuring.L2_NORM_CLIP,
         normalize_by=args.lot_size,
         batch_argnums=(1, 2),
         return_values=True,
         microbatch_size=size,
     )
     noise = jax_privacy.noise_addition.gaussian_privatizer(
-        stddev=gradient.sensitivity() * harness.NOISE_MULTIPLIER, prng_key=jax.random.key(1)
+        stddev=gradient.sensitivity() * measuring.NOISE_MULTIPLIER, prng_key=jax.random.key(1)
     )
-    optimizer = optax.chain(noise, optax.sgd(harness.LEARNING_RATE))
+    optimizer = optax.chain(noise, optax.sgd(measuring.LEARNING_RATE))
 
     @jax.jit
     def step(weights, state, x, y):
@@ -83,7 +83,7 @@ def make_step(args):
 
 
 def main():
-    args = harness.parse_arguments(MODES)
+    args = measuring.parse_arguments(MODES)
     (jnp.ones([8, 8]) @ jnp.ones([8, 8])).sum().block_until_ready()
 
     def train(lots, steps):
@@ -92,9 +92,9 @@ def main():
         def step(x, y):
             *state[:], _ = jax.block_until_ready(compiled(*state, x, y))
 
-        return harness.run_steps(step, lots, steps)
+        return measuring.run_steps(step, lots, steps)
 
-    harness.measure(args, train, ("jax", "jax-privacy"))
+    measuring.measure(args, train, ("jax", "jax-privacy"))
 
 
 if __name__ == "__main__":

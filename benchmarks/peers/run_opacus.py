@@ -1,6 +1,6 @@
 """Opacus: per-example gradients from hooks ("plain"), and ghost clipping."""
 
-import harness
+import measuring
 import opacus
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ def build(model):
 
 
 def main():
-    args = harness.parse_arguments(MODES)
+    args = measuring.parse_arguments(MODES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     (torch.ones([8, 8], device=device) @ torch.ones([8, 8], device=device)).sum().item()
 
@@ -41,11 +41,11 @@ def main():
         loader = DataLoader(TensorDataset(x.flatten(0, 1), y.flatten()), args.lot_size)
         private, optimizer, *rest = opacus.PrivacyEngine().make_private(
             module=model,
-            optimizer=torch.optim.SGD(model.parameters(), harness.LEARNING_RATE),
+            optimizer=torch.optim.SGD(model.parameters(), measuring.LEARNING_RATE),
             criterion=nn.CrossEntropyLoss(),
             data_loader=loader,
-            noise_multiplier=harness.NOISE_MULTIPLIER,
-            max_grad_norm=harness.L2_NORM_CLIP,
+            noise_multiplier=measuring.NOISE_MULTIPLIER,
+            max_grad_norm=measuring.L2_NORM_CLIP,
             poisson_sampling=False,
             grad_sample_mode={"ghost": "ghost", "plain": "hooks"}[args.mode],
         )
@@ -58,9 +58,9 @@ def main():
             optimizer.step()
             value.item()  # waits, as Keras does
 
-        return harness.run_steps(step, (x, y), steps)
+        return measuring.run_steps(step, (x, y), steps)
 
-    harness.measure(args, train, ("torch", "opacus"))
+    measuring.measure(args, train, ("torch", "opacus"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ here that is refused.
 
 import time
 
-import harness
+import measuring
 import tensorflow as tf
 from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
 from tensorflow_privacy.privacy.keras_models import dp_keras_model
@@ -49,8 +49,8 @@ def build(model, mode):
     }
     fast = mode.startswith("fast")
     private = dp_keras_model.DPSequential(
-        l2_norm_clip=harness.L2_NORM_CLIP,
-        noise_multiplier=harness.NOISE_MULTIPLIER,
+        l2_norm_clip=measuring.L2_NORM_CLIP,
+        noise_multiplier=measuring.NOISE_MULTIPLIER,
         use_xla=mode.endswith("xla"),
         layer_registry=layer_registry.make_default_layer_registry() if fast else None,
         layers=stacks[model],
@@ -58,14 +58,14 @@ def build(model, mode):
     if fast and not private._enable_fast_peg_computation:
         raise ValueError(f"--mode={mode}: the registry does not know a layer of {model}.")
     private.compile(
-        optimizer=tf.keras.optimizers.SGD(harness.LEARNING_RATE),
+        optimizer=tf.keras.optimizers.SGD(measuring.LEARNING_RATE),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return private
 
 
 def main():
-    args = harness.parse_arguments(MODES)
+    args = measuring.parse_arguments(MODES)
     tf.reduce_sum(tf.ones([8, 8]) @ tf.ones([8, 8])).numpy()
 
     def train(lots, steps):
@@ -76,7 +76,7 @@ def main():
         )
         return ends.times
 
-    harness.measure(args, train, ("tensorflow", "tensorflow-privacy"))
+    measuring.measure(args, train, ("tensorflow", "tensorflow-privacy"))
 
 
 if __name__ == "__main__":

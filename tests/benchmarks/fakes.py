@@ -1,13 +1,13 @@
 """A tiny workload, and rows as step_time.py makes them, without measuring."""
 
-from benchmarks import common, step_report
+from benchmarks import harness, models, step_report
 from benchmarks.workloads import PLAIN, Workload
 
-TINY = Workload("mlp", "tiny", lambda: common.mlp(6, 4, 10), common.Features((6,)), lot_size=16)
+TINY = Workload("mlp", "tiny", lambda: models.mlp(6, 4, 10), models.Features((6,)), lot_size=16)
 
 
 def make_results(path):
-    return common.Results(path, key=step_report.KEY, one_machine=True)
+    return harness.Results(path, key=step_report.KEY, one_machine=True)
 
 
 def fake_time_rows(workload, contenders, steps, repeats):

@@ -5,7 +5,7 @@ import pytest
 
 import tf_adadp as dp
 from benchmarks import adadp_default as study
-from benchmarks import adadp_report, common
+from benchmarks import adadp_report, harness
 from tf_adadp import accounting
 
 TINY = study.Task("digits", study._mlp(64, 10), {3.0: (400, 10)})
@@ -119,7 +119,7 @@ def test_tables_and_figure(tmp_path):
 
 def test_results_are_resumed(tmp_path, monkeypatch):
     key = ("part", "task", "epsilon", "method", "setting")
-    results = common.Results(tmp_path / "r.json", key=key, one_machine=False)
+    results = harness.Results(tmp_path / "r.json", key=key, one_machine=False)
     results.put(_row("ADADP", [0.9]))
-    again = common.Results(tmp_path / "r.json", key=key, one_machine=False)
+    again = harness.Results(tmp_path / "r.json", key=key, one_machine=False)
     assert again.find(part="study", task="digits", epsilon=3.0, method="ADADP", setting=None)

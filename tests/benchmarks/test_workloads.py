@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import tf_adadp as dp
-from benchmarks import common, workloads
+from benchmarks import models, workloads
 from benchmarks.workloads import WORKLOADS, Contender
 
 WEIGHTS = {
@@ -28,7 +28,7 @@ def test_models_have_the_stated_weights_and_take_the_data(name):
     logits = model(x)
     assert logits.shape == (len(y), workload.num_classes) == (7, workload.num_classes)
     assert y.max() < workload.num_classes
-    assert np.isfinite(common.loss()(y, logits))
+    assert np.isfinite(models.loss()(y, logits))
     assert np.abs(np.sum(logits, axis=1) - 1).max() > 1e-3  # not probabilities
 
 
@@ -46,7 +46,7 @@ def test_every_embedding_of_a_model_is_used_up_to_its_last_row():
 
 
 def test_a_tabular_models_columns_do_not_share_embeddings():
-    model = common.tabular_mlp()
+    model = models.tabular_mlp()
     x, _ = WORKLOADS["tabular"].at(1).data()
     x = {name: rows[:1] for name, rows in x.items()}
     x["categorical"] = np.zeros_like(x["categorical"])

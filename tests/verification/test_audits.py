@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from benchmarks import common
+from benchmarks import harness
 from verification import audits
 
 
@@ -55,7 +55,7 @@ def test_the_stored_results_say_what_the_docs_say():
 
     And DP-SGD is within 1.10 of its claim.
     """
-    stored = json.loads(common.results_of(audits.__file__).read_text())
+    stored = json.loads(harness.results_of(audits.__file__).read_text())
     rows = {(r["mechanism"], r["target"]): r for r in stored["rows"]}
     assert set(rows) == {(name, target) for name in audits.MECHANISMS for target in audits.EPSILONS}
     for (name, _), row in rows.items():
@@ -69,5 +69,5 @@ def test_the_stored_results_say_what_the_docs_say():
         row = rows["DPSGD", target]
         assert row["draws"] >= 10**6
         assert row["assumed_bound"] > row["claim"] / 1.10
-    docs = (common.ROOT / "docs" / "audits.md").read_text(encoding="utf-8")
+    docs = (harness.ROOT / "docs" / "audits.md").read_text(encoding="utf-8")
     assert audits.table(stored["rows"]) in docs

@@ -21,12 +21,12 @@ import tempfile
 
 import numpy as np
 
-from benchmarks import common
+from benchmarks import harness
 from benchmarks.peers import environments
 from verification.parity import checks
 
 PEER = "tf_privacy"
-STORED = common.ROOT / "verification" / "results" / "parity.json"
+STORED = harness.ROOT / "verification" / "results" / "parity.json"
 _STORED_IMPLEMENTATION = "DPKeras"
 
 
@@ -35,7 +35,7 @@ def start(python, script, folder):
     environment = {
         **os.environ,
         # This checkout on both sides, and nothing of another environment.
-        "PYTHONPATH": str(common.ROOT),
+        "PYTHONPATH": str(harness.ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     log = pathlib.Path(folder, f"{script}.log")
@@ -85,7 +85,7 @@ def all_checks(ours, peer):
 
 def table(found):
     """The checks as Markdown."""
-    return common.markdown_table(
+    return harness.markdown_table(
         ["compared", "numbers", "least", "greatest difference", "allowed", ""],
         [
             [
@@ -103,7 +103,7 @@ def table(found):
 
 def store(path, ours, peer, found):
     """Writes the checks and tensorflow-privacy's figures, which the tests compare with."""
-    results = common.Results(path, key=("figure", "of"), one_machine=False, force=True)
+    results = harness.Results(path, key=("figure", "of"), one_machine=False, force=True)
     rows = {
         ("versions", "tf_adadp"): ours["versions"],
         ("versions", "tf_privacy"): peer["versions"],

@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.peers import harness
+from benchmarks.peers import measuring
 from benchmarks.workloads import WORKLOADS
 
 
 def parse(monkeypatch, *arguments):
     monkeypatch.setattr("sys.argv", ["run_some.py", *arguments])
-    return harness.parse_arguments(("ghost", "plain"))
+    return measuring.parse_arguments(("ghost", "plain"))
 
 
 def test_arguments(monkeypatch):
@@ -48,7 +48,7 @@ def test_measure_drops_the_settling_steps_and_counts_memory(monkeypatch, capsys)
         seen["sum"] = block.sum()
         return [0.0, 5.0, 5.001, 5.003, 5.006][:steps]
 
-    harness.measure(args, train, ("numpy",))
+    measuring.measure(args, train, ("numpy",))
     result = json.loads(capsys.readouterr().out)
     assert seen["shapes"] == [(10, 8, 28, 28, 1), (10, 8)]
     assert seen["labels"] == (0, 9)
@@ -61,11 +61,11 @@ def test_measure_drops_the_settling_steps_and_counts_memory(monkeypatch, capsys)
 def test_lots_come_in_turns():
     seen = []
     lots = np.arange(6).reshape(3, 2), np.arange(6, 12).reshape(3, 2)
-    ends = harness.run_steps(lambda x, y: seen.append((*x, *y)), lots, 4)
+    ends = measuring.run_steps(lambda x, y: seen.append((*x, *y)), lots, 4)
     assert seen == [(0, 1, 6, 7), (2, 3, 8, 9), (4, 5, 10, 11), (0, 1, 6, 7)]
     assert len(ends) == 4
     assert ends == sorted(ends)
 
 
 def test_models_take_what_the_workloads_do():
-    assert {name: WORKLOADS[name].features.shape for name in harness.SHAPES} == harness.SHAPES
+    assert {name: WORKLOADS[name].features.shape for name in measuring.SHAPES} == measuring.SHAPES

@@ -1,23 +1,11 @@
-"""What the benchmarks share: models, data, the results file, the description of the machine."""
+"""Models and data of the studies."""
 
 import dataclasses
-import datetime
-import importlib.metadata
-import json
-import os
-import pathlib
-import platform
-import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
-
-from benchmarks.peers.harness import peak_memory_mb  # noqa: F401, for those who import this module
 
 DATA_DIR_VARIABLE = "TF_ADADP_DATA_DIR"
-ROOT = pathlib.Path(__file__).parents[1]
-_VERSIONS_OF = ("tf_adadp", "tensorflow", "keras", "numpy", "dp-accounting")
 
 
 def loss():
@@ -153,114 +141,3 @@ def digits():
         (x / 16).astype(np.float32), y, test_size=360, random_state=0, stratify=y
     )
     return x_train, y_train, x_test, y_test
-
-
-def results_of(script):
-    """Returns where a script keeps its results: results/ beside it, a JSON file of its name."""
-    script = pathlib.Path(script)
-    return script.parent / "results" / f"{script.stem}.json"
-
-
-def machine():
-    """What a figure depends on: processor, cores, memory, GPUs, versions."""
-    devices = [
-        tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
-    versions = {"python": platform.python_version()}
-    for package in _VERSIONS_OF:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "source"
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "ram_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": devices,
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": versions,
-    }
-
-
-class Results:
-    """A JSON file of rows, each a flat dict, that a later run adds to instead of repeating.
-
-    Written anew after every change, one row per line, by replacing the file, so that an
-    interrupted run leaves a valid one.
-
-    Args:
-        path: the file; it need not exist.
-        key: names of the fields that identify a row. A new row replaces the one with its key.
-        one_machine: whether rows from another machine or other versions are refused, because
-            figures are compared with each other.
-        force: forget the rows there are.
-
-    Raises:
-        ValueError: with `one_machine`, where the file comes from another machine.
-    """
-
-    def __init__(self, path, key, *, one_machine, force=False):
-        self.path = pathlib.Path(path)
-        self._key = key
-        self.machine = machine()
-        self.rows, self.runs = [], []
-        if self.path.exists() and not force:
-            stored = json.loads(self.path.read_text())
-            if one_machine and stored["machine"] != self.machine:
-                raise ValueError(
-                    f"{self.path} is from another machine or other versions: {stored['machine']}, "
-                    f"this is {self.machine}. Give another --out, or --force to start it anew."
-                )
-            self.rows, self.runs = stored["rows"], stored["runs"]
-        script = pathlib.Path(sys.argv[0]).resolve()
-        if script.is_relative_to(ROOT):  # python -m gives the file of the module
-            script = ".".join(script.relative_to(ROOT).with_suffix("").parts)
-        self._run = {
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": " ".join([f"python -m {script}", *sys.argv[1:]]),
-        }
-
-    def find(self, **fields):
-        """The first row with these fields, or None."""
-        for row in self.rows:
-            if all(row.get(name) == value for name, value in fields.items()):
-                return row
-        return None
-
-    def put(self, row):
-        """Adds a row, in place of the one with the same key, and writes the file."""
-        key = [row[name] for name in self._key]
-        self.rows = [r for r in self.rows if [r[name] for name in self._key] != key] + [row]
-        if self._run not in self.runs:
-            self.runs.append(self._run)
-        self._write()
-
-    def _write(self):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = ",\n".join("  " + json.dumps(row) for row in self.rows)
-        runs = ",\n".join("  " + json.dumps(run) for run in self.runs)
-        text = (
-            f'{{\n"machine": {json.dumps(self.machine)},\n'
-            f'"runs": [\n{runs}\n],\n"rows": [\n{rows}\n]\n}}\n'
-        )
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(text)
-        partial.replace(self.path)
-
-
-def markdown_table(header, rows):
-    """Lines of a Markdown table; cells are turned into text."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def _cpu_model():
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -3,28 +3,29 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import common
+from benchmarks import harness, models
+from benchmarks.peers import measuring
 
 
 def make_results(path, **options):
-    return common.Results(path, key=("method", "seed"), **{"one_machine": True, **options})
+    return harness.Results(path, key=("method", "seed"), **{"one_machine": True, **options})
 
 
 def test_models_have_the_sizes_they_are_known_by():
-    assert common.tanh_cnn().count_params() == 26_010
-    assert common.mlp(784, 1000, 10).count_params() == 784 * 1000 + 1000 + 1000 * 10 + 10
-    assert common.mlp(64, 10).output_shape == (None, 10)
+    assert models.tanh_cnn().count_params() == 26_010
+    assert models.mlp(784, 1000, 10).count_params() == 784 * 1000 + 1000 + 1000 * 10 + 10
+    assert models.mlp(64, 10).output_shape == (None, 10)
 
 
 def test_models_give_logits():
-    for model, shape in ((common.mlp(4, 3), (5, 4)), (common.tanh_cnn(), (5, 28, 28, 1))):
+    for model, shape in ((models.mlp(4, 3), (5, 4)), (models.tanh_cnn(), (5, 28, 28, 1))):
         rows = model(np.random.default_rng(0).normal(size=shape)).numpy().sum(axis=1)
         assert np.abs(rows - 1).max() > 1e-3
 
 
 def test_random_data_fit_the_features():
-    features = {"a": common.Features((3,), vocabulary=4), "b": common.Features((2, 5))}
-    x, y = common.random_data(500, features, num_classes=3)
+    features = {"a": models.Features((3,), vocabulary=4), "b": models.Features((2, 5))}
+    x, y = models.random_data(500, features, num_classes=3)
     assert x["a"].shape == (500, 3)
     assert x["a"].dtype == np.int32
     assert set(np.unique(x["a"])) == set(range(4))
@@ -32,13 +33,13 @@ def test_random_data_fit_the_features():
     assert x["b"].dtype == np.float32
     assert 0 <= x["b"].min() < 0.01 < 0.99 < x["b"].max() < 1
     assert set(np.unique(y)) == set(range(3))
-    again, _ = common.random_data(500, features, num_classes=3)
+    again, _ = models.random_data(500, features, num_classes=3)
     np.testing.assert_array_equal(x["b"], again["b"])
 
 
 def test_digits_split_is_fixed_and_complete():
-    x_train, y_train, x_test, y_test = common.digits()
-    again = common.digits()
+    x_train, y_train, x_test, y_test = models.digits()
+    again = models.digits()
     assert len(x_train) + len(x_test) == 1797
     assert len(x_test) == len(y_test) == 360
     assert x_train.min() == 0
@@ -78,12 +79,12 @@ def test_results_of_another_machine_are_not_mixed_in(tmp_path):
 
 def test_peak_memory_counts_what_was_freed_again():
     block = np.ones(2**25)  # 256 MiB
-    with_block = common.peak_memory_mb()
+    with_block = measuring.peak_memory_mb()
     del block
     assert with_block > 256
     # Linux counts a thread's last pages in batches, hence the slack.
-    assert common.peak_memory_mb() > with_block - 8
+    assert measuring.peak_memory_mb() > with_block - 8
 
 
 def test_markdown_table():
-    assert common.markdown_table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
+    assert harness.markdown_table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
