@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import ROWS, data, private_model
+from tf_adadp.accounting.composing import compose
 from tf_adadp.accounting.files.ledger_file import LedgerFile
 
 DELTA = 1e-3
@@ -256,7 +257,7 @@ def test_a_budget_holds_over_fits_whose_noise_follows_from_results(at_once):
     private = private_model(steps_per_execution=at_once)
     fit(private, [dp.PrivacyCallback(DELTA, max_epsilon=budget)], epochs=3)
     (begun,) = private.ledger.budgets
-    assert begun.filter.epsilon_of(private.ledger._composition(private.ledger.entries)) < budget
+    assert begun.filter.epsilon_of(compose(private.ledger.entries)) < budget
     private.compile(
         dp.DPSGD(0.1, noise_multiplier=3.0), private.loss, jit_compile=False,
         steps_per_execution=at_once,

@@ -227,7 +227,7 @@ def test_configurations_that_cannot_be_honoured_are_refused(run, tmp_path, chang
 @of_one_optimizer
 def test_a_ledger_of_the_first_version_is_read_and_one_of_a_later_version_refused(run, tmp_path):
     make, trained, _, folder = run
-    from tf_adadp.accounting.files import storage
+    from tf_adadp.accounting.files import document as ledger_document
 
     content = json.loads(trained.ledger.to_json())["ledger"]
     entries = [
@@ -235,7 +235,7 @@ def test_a_ledger_of_the_first_version_is_read_and_one_of_a_later_version_refuse
         for entry in content["entries"]
     ]
     first = {"history_lost": content["history_lost"], "entries": entries}
-    document = {"format": "tf_adadp.PrivacyLedger", "sha256": storage.checksum_of(first)}
+    document = {"format": "tf_adadp.PrivacyLedger", "sha256": ledger_document.checksum_of(first)}
     path = tmp_path / "other.weights.h5"
     for version, migrated in ((1, True), (3, False)):
         shutil.copy(folder / "saved.weights.h5", path)

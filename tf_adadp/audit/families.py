@@ -10,6 +10,7 @@ from scipy import special
 
 from tf_adadp.accounting.accountants import Composition
 from tf_adadp.accounting.bounds import gaussian_dp
+from tf_adadp.accounting.composing import compose
 from tf_adadp.accounting.events import decode_event
 from tf_adadp.accounting.ledger import PrivacyLedger
 
@@ -81,7 +82,7 @@ class ClaimFamily(Family):
 
     def __init__(self, claim, relation=None):
         if isinstance(claim, PrivacyLedger):
-            composition = claim._composition(claim.entries)
+            composition = compose(claim.entries, claim.unknown_reasons)
         elif isinstance(claim, dp_accounting.DpEvent):
             composition = Composition.of([(claim, 1)])
         else:

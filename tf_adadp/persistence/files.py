@@ -6,7 +6,7 @@ import zipfile
 
 import h5py
 
-from tf_adadp.accounting.files.storage import replacing
+from tf_adadp.accounting.files.atomic import replacing
 from tf_adadp.utils.keras_compat import saves_legacy_format
 
 

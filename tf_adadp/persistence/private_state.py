@@ -19,7 +19,8 @@ import stat
 import uuid
 
 from tf_adadp import noise
-from tf_adadp.accounting.files.storage import checksum_of, sync_folder
+from tf_adadp.accounting.files.atomic import sync_folder
+from tf_adadp.accounting.files.document import checksum_of
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.distribution.workers import num_workers
 from tf_adadp.sampling.keys import LotKey, StepCounter

@@ -3,7 +3,8 @@
 import os
 import pathlib
 
-from tf_adadp.accounting.files.storage import FileLock, write_atomically
+from tf_adadp.accounting.files.atomic import write_atomically
+from tf_adadp.accounting.files.lock import FileLock
 from tf_adadp.accounting.ledger import PrivacyLedger
 
 
@@ -14,7 +15,7 @@ class LedgerFile:
     written, whole. Written ahead, with the releases to come added to `PrivacyLedger.announced`, it
     is never behind what was released, and ahead of it by no more than was announced.
 
-    Nothing but this object writes the file meanwhile (see `storage.FileLock`), and it writes
+    Nothing but this object writes the file meanwhile (see `lock.FileLock`), and it writes
     nothing over a file that someone changed all the same.
 
     Args:

@@ -1,0 +1,45 @@
+"""Files that are written whole or not at all."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import uuid
+from collections.abc import Iterator
+
+
+def write_atomically(path: str | os.PathLike, text: str) -> None:
+    """Replaces the file at `path` by `text`: a reader, or a crash, sees the old file or the new."""
+    with replacing(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields a new name beside `path`; the file written there replaces `path`, at once and durably.
+
+    It has the suffixes of `path`, and gets its mode. After an exception `path` is as it was; a
+    crash may leave the other name, which starts with a dot.
+    """
+    path = pathlib.Path(path).resolve()  # of a link, the file that it leads to
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp.{path.name}")
+    try:
+        yield temporary
+        with contextlib.suppress(FileNotFoundError):  # nothing there yet
+            shutil.copymode(path, temporary)
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path)
+
+
+def sync_folder(path: pathlib.Path) -> None:
+    """Makes durable which names there are beside `path`, where the system can."""
+    with contextlib.suppress(OSError):  # a directory cannot be synced everywhere
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
