@@ -65,6 +65,14 @@ def test_a_composition_costs_what_its_events_cost_one_by_one():
     assert guard.cost_of(Composition.of([])) == 0.0
 
 
+def test_orders_without_a_finite_cost_are_not_chosen():
+    event = PoissonSampling(120, 30).event(1.0)  # dp_accounting finds no cost at orders below 1.8
+    spent = Composition.of([(event, 2)])
+    chosen = RenyiFilter.for_event(event, 11.0, 1e-3, spent)
+    assert math.isfinite(chosen.cost(event))
+    assert chosen.remaining(spent, event) > 10
+
+
 def run_until_refused(guard, next_event, steps=300):
     """The events that a filter let pass, from a strategy that sees all there is to see."""
     spent, passed, refusals = 0.0, [], 0

@@ -123,7 +123,10 @@ class RenyiFilter:
         candidates = []
         for i, candidate in cls._at_every_order(orders, epsilon, delta, spent.relation):
             room = candidate.budget - before[i]
-            fits = room / cost[i] if cost[i] > 0 else math.copysign(math.inf, room)
+            if cost[i] == math.inf:  # of no use; ∞/∞ would be NaN, which max cannot order
+                fits = -math.inf
+            else:
+                fits = room / cost[i] if cost[i] > 0 else math.copysign(math.inf, room)
             candidates.append((fits, candidate))
         if not candidates:
             raise ValueError(
