@@ -94,6 +94,11 @@ class AdaptiveNoise(DPOptimizer):
                 f'automatic_clipping={kwargs["automatic_clipping"]!r} with clipping="local": a box '
                 'clips coordinates, it has no norm to divide by. Use clipping="ellipsoid".'
             )
+        if isinstance(kwargs.get("l2_norm_clip"), dict):
+            raise ValueError(
+                f"l2_norm_clip={kwargs['l2_norm_clip']!r}: {type(self).__name__} clips to one set "
+                "over all variables and adapts its shape by itself; give one number."
+            )
         super().__init__(**kwargs)
         self.clipping = clipping
         self.prior = prior
@@ -117,14 +122,6 @@ class AdaptiveNoise(DPOptimizer):
         return super().kept_on_one_device or (
             None if self._prior.distributable else type(self._prior).__name__
         )
-
-    def _check_clip(self, l2_norm_clip):
-        if isinstance(l2_norm_clip, dict):
-            raise ValueError(
-                f"l2_norm_clip={l2_norm_clip!r}: {type(self).__name__} clips to one set over all "
-                "variables and adapts its shape by itself; give one number."
-            )
-        return super()._check_clip(l2_norm_clip)
 
     def _build_private(self, variables):
         self._num_scalars = sum(math.prod(v.shape) for v in variables)

@@ -11,7 +11,8 @@ from tf_adadp.accounting.accountants import Composition
 from tf_adadp.accounting.filters import RenyiFilter
 from tf_adadp.accounting.selection import selection_event
 from tf_adadp.gradients.lot_losses import clipped_loss_sum
-from tf_adadp.optimizers.base import DPOptimizer, _releasing
+from tf_adadp.optimizers import guards
+from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
 
 GRADIENT, SELECT, REMEASURE = range(3)
@@ -332,7 +333,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             sums, loss = self._clipped_sum(
                 engine, lot, self.clipping_set(), seed, expected_lot_size, on_batch
             )
-            self._check_shapes(sums)
+            guards.check_shapes(sums, self._trainable_variables)
             self._average(self._release(sums, expected_lot_size, step))
             return [tf.zeros(v.shape) for v in self._trainable_variables], loss
 
@@ -362,7 +363,7 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             return [length * d for d in direction], loss
 
         move, loss = tf.cond(tf.equal(self._phase.value, SELECT), select, measure)
-        with _releasing():
+        with guards.releasing():
             self.apply(move, self._trainable_variables)
         return loss
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_adadp import clipping as sets
 from tf_adadp import noise
 from tf_adadp.accounting import joint_noise_multiplier
+from tf_adadp.optimizers import guards
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.priors.base import normalized
 from tf_adadp.utils.checks import check_choice, check_number
@@ -216,7 +217,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     def _release_directions(self, sums):
         """Takes w from a clipped sum over the ball, with noise of multiplier σ_w."""
-        self._check_shapes(sums)
+        guards.check_shapes(sums, self._trainable_variables)
         ball = sets.L2Ball(self.l2_norm_clip)
         stddevs = ball.noise_stddev(self.direction_noise_multiplier, len(sums))
         release = self._direction_key.next_step()
