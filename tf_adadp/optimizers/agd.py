@@ -2,25 +2,17 @@
 
 import math
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
 from tf_adadp import noise
-from tf_adadp.accounting.accountants import Composition
-from tf_adadp.accounting.filters import RenyiFilter
-from tf_adadp.accounting.selection import selection_event
 from tf_adadp.gradients.lot_losses import clipped_loss_sum
 from tf_adadp.optimizers import guards
+from tf_adadp.optimizers.agd_budget import GRADIENT, REMEASURE, SELECT, RenyiBudget, host_number
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
 
-GRADIENT, SELECT, REMEASURE = range(3)
 _MOVES_PER_WINDOW = 10  # accepted moves between two updates of the largest step
-_RELATIONS = {  # by the number of examples in which neighbouring lots differ
-    1: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    2: dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
 _ARGUMENTS = (
     "total_epsilon", "total_delta", "splits", "loss_clip", "num_candidates", "budget_growth",
     "max_step_size", "step_size_growth", "variant",
@@ -28,7 +20,7 @@ _ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class AGD(DPOptimizer, keras.optimizers.SGD):
+class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
     """Gradient descent with an adaptive privacy budget per iteration (Lee and Kifer 2018, KDD).
 
     Every Keras step takes one lot of its own, makes one release, and costs one event:
@@ -175,8 +167,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
             self._gradient_budget.assign(1.0)
             self._measurement_budget.assign(1.0)
 
-    # The budget, on the host
-
     def bind(self, model, loss):
         """Refuses a model without a loss: candidates are scored by the examples' losses."""
         if loss is None:
@@ -184,137 +174,6 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
                 "loss=None: a loss without per-example values for AGD, which scores candidate "
                 "steps by the loss of every example. Compile with a loss."
             )
-
-    def begin(self, law, lots, steps_per_execution):
-        """See `DPOptimizer.begin`."""
-        if steps_per_execution != 1:
-            raise ValueError(
-                f"steps_per_execution={steps_per_execution}: the noise of AGD's next step follows "
-                "from its last, and is charged before it is drawn. Compile with 1."
-            )
-        if self._exact:
-            return
-        self._start(law)
-        if not self.can_continue(law):
-            budget = self.budget_filter
-            raise ValueError(
-                f"total_epsilon={self.total_epsilon} at total_delta={self.total_delta:g} has no "
-                "room for one more round: a budget that cannot fit one step. "
-                f"{_number(self._spent):.4g} of the Rényi budget "
-                f"{budget.budget:.4g} at order {budget.order:g} is spent. Make a new optimizer "
-                "with a larger total_epsilon, which counts what the ledger has."
-            )
-
-    def can_continue(self, law):
-        """Whether the budget has room for the rest of a round: measurement and choice."""
-        if self._exact:
-            return True
-        events = [self._claimed_event(law)]
-        if _number(self._phase) != SELECT:
-            events.append(selection_event(law, _number(self._selection_epsilon)))
-        return self.budget_filter.has_room(_number(self._spent), events)
-
-    def event(self, law):
-        """The privacy event of the coming step, see the class; ∞ where it has no privacy.
-
-        Raises:
-            ValueError: the sampling of the lots is unknown, or another relation than at first.
-        """
-        selects = self.built and _number(self._phase) == SELECT
-        if self._exact or (selects and self.variant == "printed"):
-            return dp_accounting.NonPrivateDpEvent()
-        self._start(law)
-        return self._claimed_event(law)
-
-    def before_charge(self, ledger, law, steps):
-        """Counts one release against the budget, before it is charged and made.
-
-        What AGD released about these weights earlier, and the ledger knows of, counts as well.
-
-        Raises:
-            ValueError: steps ≠ 1; the release does not fit the budget. Nothing is charged then.
-        """
-        if steps != 1:
-            raise ValueError(
-                f"steps={steps}: the event of AGD's next step follows from this one's outcome. "
-                "Charge them one by one."
-            )
-        if self.charges.waiting:
-            raise ValueError(
-                "An earlier charge waits for its release: the next costs what that one decides. "
-                "Make the release first; after an error use `with optimizer.charged(…)`, under "
-                "which a charge without a release expires."
-            )
-        if self._exact:
-            return
-        event, budget = self._claimed_event(law), self.budget_filter
-        spent = max(_number(self._spent), self._recorded(ledger, budget))
-        if not budget.has_room(spent, [event]):
-            raise ValueError(
-                f"total_epsilon={self.total_epsilon} at total_delta={self.total_delta:g} is "
-                f"spent: {spent:.4g} of the Rényi budget {budget.budget:.4g} at order "
-                f"{budget.order:g}, counting {len(ledger.entries)} entries of the ledger, and "
-                f"the next release costs {budget.cost(event):.4g}."
-            )
-        ledger.begin_budget(budget)
-        self._spent.assign(spent + budget.cost(event))
-
-    def _recorded(self, ledger, budget):
-        """The Rényi cost of what the ledger has from AGD."""
-        if self.variant == "printed":  # counts claims; the ledger has ∞
-            return 0.0
-        mine = [e for e in ledger.entries if (e.origin or "").split(",")[0] == self.ledger_origin]
-        charges = ((entry.key, entry.count) for entry in mine)
-        return budget.cost_of(Composition((), budget.neighboring_relation).plus(charges))
-
-    def _start(self, law):
-        """Fixes noise, order and relation at the first law seen; refuses another relation later."""
-        if not self.built:
-            raise ValueError("This AGD is not built: its state is made by `build(variables)`.")
-        changed = {r: n for n, r in _RELATIONS.items()}.get(law.neighboring_relation)
-        if changed is None:
-            raise ValueError(
-                f"AGD's budget needs lots of known sampling, got: {law.describe()}. Fit on arrays "
-                "or lots, or pass `law` to train_on_batch."
-            )
-        before = _number(self._changed_examples)
-        if before not in (0, changed):
-            raise ValueError(
-                f"AGD began on lots of another neighbouring relation than that of these "
-                f"({law.describe()}), and budgets of the two do not add up. Make a new optimizer."
-            )
-        if before == changed:
-            return
-
-        def rounds(sigma):
-            microbatched = self.microbatch_size > 1
-            yield law.event(sigma, microbatched=microbatched), self.splits
-            yield selection_event(law, 2 / sigma), self.splits
-
-        sigma, chosen = RenyiFilter.calibrate(
-            rounds, self.total_epsilon, self.total_delta, law.neighboring_relation
-        )
-        self._selection_epsilon.assign(2 / sigma)
-        self._gradient_budget.assign(0.5 / sigma**2)
-        self._measurement_budget.assign(0.5 / sigma**2)
-        self._filter_order.assign(chosen.order)
-        self._changed_examples.assign(changed)
-
-    @property
-    def budget_filter(self):
-        """The `accounting.RenyiFilter` that is asked before every release; fixed by `begin`."""
-        changed = _number(self._changed_examples) if self.built else 0
-        if changed == 0:
-            raise ValueError("budget_filter is fixed when training begins, and it has not.")
-        relation = _RELATIONS[changed]
-        order = _number(self._filter_order)
-        return RenyiFilter(order, self.total_epsilon, self.total_delta, relation)
-
-    def _claimed_event(self, law):
-        if _number(self._phase) == SELECT:
-            return selection_event(law, _number(self._selection_epsilon))
-        sigma = (2 * _number(self._measurement_budget)) ** -0.5
-        return law.event(sigma, microbatched=self.microbatch_size > 1)
 
     # One step, in the graph
 
@@ -452,12 +311,12 @@ class AGD(DPOptimizer, keras.optimizers.SGD):
 
     def load_own_variables(self, store):
         """Restores the state machine; what was spent stays spent, and keys are new."""
-        spent, order = _number(self._spent), _number(self._filter_order)
+        spent, order = host_number(self._spent), host_number(self._filter_order)
         super().load_own_variables(store)
         if spent > 0:
             # Costs at different orders cannot be compared: then nothing is left.
-            same = order == _number(self._filter_order)
-            self._spent.assign(max(spent, _number(self._spent)) if same else math.inf)
+            same = order == host_number(self._filter_order)
+            self._spent.assign(max(spent, host_number(self._spent)) if same else math.inf)
 
     def get_config(self):
         """The arguments of the constructor."""
@@ -490,8 +349,3 @@ def exponential(key, step, size):
     )
     bits = tf.bitwise.right_shift(bits, tf.constant(12, tf.uint64))
     return -tf.math.log((tf.cast(bits, tf.float64) + 0.5) * 2.0**-52)
-
-
-def _number(variable):
-    """A scalar variable as a Python number, outside of graphs."""
-    return keras.ops.convert_to_numpy(variable.value).item()

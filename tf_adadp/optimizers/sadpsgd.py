@@ -11,12 +11,18 @@ from scipy import special
 from tf_adadp import noise
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.accounting.bounds.theorem1 import classical_epsilon
-from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
 from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.optimizers.sadpsgd_energy import (
+    Annealing,
+    Energy,
+    brief,
+    check_form,
+    check_overlap,
+    leaves,
+)
 from tf_adadp.sampling import make_lot
 from tf_adadp.sampling.sources import ArraySource
 from tf_adadp.utils.checks import check_choice, check_delta, check_integer, check_number
-from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
 _Relation = dp_accounting.NeighboringRelation
 _SET_LATER = object()  # from_config: the records are in no file
@@ -153,11 +159,11 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.energy_clip = energy_clip
         self.variant = variant
         self._annealing_key = noise.SecretKey(self.seed, "annealing")
-        self._annealing = _Annealing()
+        self._annealing = Annealing()
         if energy_data is not _SET_LATER:
             if not isinstance(energy_data, (tuple, list)) or len(energy_data) not in (2, 3):
                 raise ValueError(
-                    f"energy_data={_brief(energy_data)}: give (x, y) or (x, y, sample_weight), "
+                    f"energy_data={brief(energy_data)}: give (x, y) or (x, y, sample_weight), "
                     "held-out records that candidates are compared on."
                 )
             self.set_energy_data(*energy_data)
@@ -182,7 +188,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             raise ValueError(f"energy_data: {error}") from error
         # An exception may not depend on private records; in their sum such values count 0.
         if self.energy_noise_multiplier is None:
-            for leaf in _leaves(lot[0]):
+            for leaf in leaves(lot[0]):
                 if leaf.dtype.is_floating and not np.isfinite(leaf.numpy()).all():
                     raise ValueError(
                         "energy_data hold values that are not finite: no candidate could be "
@@ -215,9 +221,9 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         super().begin(law, lots, steps_per_execution)
         source = self._annealing.source
         if lots is not None and source is not None:
-            _check_form(source, lots.element_spec)
+            check_form(source, lots.element_spec)
             if self._is_public:
-                _check_overlap(source, lots.source)
+                check_overlap(source, lots.source)
         energy = self._energy()
         weights = [tf.convert_to_tensor(v.value) for v in self._trainable_variables]
         try:
@@ -244,7 +250,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         return self.variant == "sound" and self.energy_noise_multiplier is None
 
     def _energy(self):
-        """The `_Energy`; raises, in time, where a part of it is missing."""
+        """The `Energy`; raises, in time, where a part of it is missing."""
         annealing = self._annealing
         if annealing.model is None:
             raise RuntimeError(
@@ -258,7 +264,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             )
         if annealing.energy is None:
             with tf.init_scope():
-                annealing.energy = _Energy(
+                annealing.energy = Energy(
                     annealing, one_by_one=self.energy_noise_multiplier is not None
                 )
         trained = annealing.energy.variables
@@ -420,189 +426,3 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
     def from_config(cls, config, custom_objects=None):
         """The optimizer that `get_config` described; it waits for `set_energy_data`."""
         return super().from_config({**config, "energy_data": _SET_LATER}, custom_objects)
-
-
-class _Annealing:
-    """Records, model and loss, out of sight of everything that saves."""
-
-    __slots__ = ("energy", "loss", "lot", "model", "source")
-
-    def __init__(self):
-        self.source = self.lot = self.model = self.loss = self.energy = None
-
-
-class _Energy:
-    """J and its changes, as functions of the weights; and J of the last weights.
-
-    Args:
-        annealing: an `_Annealing` that is complete.
-        one_by_one: whether a record's loss must not depend on others, whatever the layers do.
-    """
-
-    def __init__(self, annealing, one_by_one):
-        source, model, loss = annealing.source, annealing.model, annealing.loss
-        self.variables = list(model.trainable_variables)
-        self.count = tf.constant(len(source), tf.float64)
-        self._lot = annealing.lot
-        self.mean = tf.function(self._mean, autograph=False)
-        self.clipped_change = tf.function(self._clipped_change, autograph=False)
-        specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in self.variables]
-        try:
-            if not isinstance(loss, CompileLoss):
-                loss = CompileLoss(loss)
-                x, y = tf.nest.map_structure(
-                    lambda s: keras.KerasTensor((2, *s.shape[1:]), dtype=s.dtype.name),
-                    source.spec[:2],
-                )
-                compute_output_spec(loss, y, compute_output_spec(model, x))
-            self._loss = ExampleLoss(model, loss, training=False)
-            self._seeds = tf.zeros([self._loss.num_seed_generators, 2], tf.uint32)
-            self._checked_layers = []
-            self._one_by_one = one_by_one and any(
-                ghost.mixing_reason(layer) for layer in layers_of(model)
-            )
-            if one_by_one:
-                record = tf.nest.map_structure(
-                    lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype),
-                    source.spec,
-                )
-                ExampleGraph(self._loss, record).check()
-            if one_by_one:
-                # Layers that run on the batch; where their ranks forbid it, `_losses` says so.
-                self._checked_layers = ghost.checked_layers(model)
-                traced = specs, specs, tf.TensorSpec([], tf.float32)
-                try:
-                    self.clipped_change.get_concrete_function(*traced)
-                except ghost.CannotFollow:
-                    self._one_by_one = True
-                    self.clipped_change.get_concrete_function(*traced)
-            else:
-                self.mean.get_concrete_function(specs)
-        except Exception as error:
-            raise ValueError(f"energy_data do not fit the model and its loss: {error}") from error
-        # What J was found for. Weights may change between steps (a load, a callback, averages).
-        self._value = tf.Variable(tf.zeros([], tf.float64), trainable=False)
-        self._known = tf.Variable(False, trainable=False)
-        self._weights = [tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs]
-
-    def _mean(self, weights):
-        """J at the given weights, float64."""
-        return self._sum(lambda record: self._losses(weights, record)) / self.count
-
-    def _clipped_change(self, old, new, bound):
-        """Σ_i clip(ℓ_i(new) − ℓ_i(old)), float64. Raw: it gets its noise from the caller.
-
-        Sensitivity: `bound` for one record more or less, 2·bound for a replaced one.
-        """
-
-        def change(records):
-            raw = self._losses(new, records) - self._losses(old, records)
-            return tf.clip_by_value(tf.where(tf.math.is_finite(raw), raw, 0.0), -bound, bound)
-
-        return self._sum(change)
-
-    def _sum(self, per_record):
-        """Σ of a value [B] of each real record, in float64: its changes are small."""
-        records, mask = self._lot
-
-        def body(p, total):
-            batch = tf.nest.map_structure(lambda t: None if t is None else t[p], records)
-            values = tf.where(mask[p] > 0, per_record(batch), 0.0)
-            return p + 1, total + tf.reduce_sum(tf.cast(values, tf.float64))
-
-        return tf.while_loop(
-            lambda p, _: p < mask.shape[0],
-            body,
-            (tf.constant(0), tf.zeros([], tf.float64)),
-            parallel_iterations=1,
-        )[1]
-
-    def _losses(self, weights, records):
-        """Weighted losses [B] of a batch of records."""
-        size = self._lot[1].shape[1]
-        if not self._one_by_one:
-            with ghost.on_known_ranks(self._checked_layers):
-                return self._batch_losses(weights, records, size)
-
-        def one(i):
-            record = tf.nest.map_structure(lambda t: None if t is None else t[i : i + 1], records)
-            return self._batch_losses(weights, record, 1)[0]
-
-        return tf.map_fn(one, tf.range(size), fn_output_signature=tf.float32, parallel_iterations=1)
-
-    def _batch_losses(self, weights, records, size):
-        x, y, sample_weight = records
-        y_pred, _ = self._loss.predictions(weights, x, self._seeds)
-        return self._loss.losses(y, y_pred, sample_weight, size)
-
-    def current(self, weights):
-        """J at the given weights: remembered, if they are bitwise those it was found for."""
-        same = [tf.reduce_all(tf.equal(a, b)) for a, b in zip(weights, self._weights, strict=True)]
-        known = self._known & tf.reduce_all(same)
-        return tf.cond(known, lambda: self._value + 0.0, lambda: self.mean(weights))
-
-    def remember(self, value, weights):
-        """Keeps J. Of public records only (or where ε = ∞): it is exact."""
-        self._value.assign(value)
-        self._known.assign(True)
-        for kept, w in zip(self._weights, weights, strict=True):
-            kept.assign(w)
-
-
-def _check_form(source, element_spec):
-    """Refuses energy_data whose x or y have another structure or shape than the training data's."""
-    for name, own, other in zip("xy", source.spec, element_spec, strict=False):
-        try:
-            keras.tree.assert_same_structure(own, other)
-            fits = all(
-                a.shape[1:].is_compatible_with(b.shape[1:])
-                for a, b in zip(_leaves(own), _leaves(other), strict=True)
-            )
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"{name} of energy_data is {_brief(own)}, that of the training data "
-                f"{_brief(other)}: give records of the same form."
-            )
-
-
-def _check_overlap(source, trained):
-    """Refuses public energy_data that are training data, as far as arrays can be seen."""
-    if not isinstance(trained, ArraySource):
-        return
-    reason = None
-    if any(_share_memory(a, b) for a in source._arrays for b in trained._arrays):
-        reason = "share memory with"
-    else:
-        own, other = (s._arrays[: len(_leaves(s.spec[0]))] for s in (source, trained))
-        if len(own) == len(other) and all(
-            a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(own, other, strict=True)
-        ):
-            reason = "are equal to"
-    if reason:
-        raise ValueError(
-            f"energy_data {reason} the training data: comparing candidates on them would be a "
-            "release that nobody charges. Hold records out that need no protection, or give "
-            "energy_noise_multiplier and energy_clip."
-        )
-
-
-def _share_memory(a, b):
-    try:
-        return np.shares_memory(a, b, max_work=10**5)
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _leaves(structure):
-    return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
-
-
-def _brief(value):
-    """A value's type or form, never the records in it."""
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of {len(value)}"
-    if value is None or isinstance(value, tf.TensorSpec):
-        return repr(value)
-    return type(value).__name__
