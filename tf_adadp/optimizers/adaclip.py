@@ -1,10 +1,14 @@
 """AdaCliP: gradients centred and scaled before they are clipped."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.priors import Prior
 from tf_adadp.utils.checks import check_choice, check_number
 
 
@@ -48,20 +52,20 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=1.0,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
         *,
-        center_decay=0.99,
-        scale="normalized",
-        variance_decay=0.9,
-        min_variance=1e-12,
-        max_variance=None,
-        prior="released",
-        warmup_steps=None,
-        prior_decay=None,
-        prior_exponent=None,
-        momentum=0.0,
-        nesterov=False,
-        **kwargs,
+        center_decay: float = 0.99,
+        scale: str = "normalized",
+        variance_decay: float = 0.9,
+        min_variance: float = 1e-12,
+        max_variance: float | None = None,
+        prior: str | Prior = "released",
+        warmup_steps: int | None = None,
+        prior_decay: float | None = None,
+        prior_exponent: float | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
     ):
         check_choice("scale", scale, ("normalized", "free"))
         center_decay = check_number("center_decay", center_decay, at_least=0, at_most=1)
@@ -116,7 +120,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
             return self.max_variance
         return max(self.l2_norm_clip**2 / self._num_scalars, self.min_variance)
 
-    def clipping_set(self):
+    def clipping_set(self) -> sets.ClippingSet:
         """‖(v − a)/b‖₂ ≤ 1: an ellipsoid around the centre, from past releases."""
         if self.scale == "free":
             scales = [tf.convert_to_tensor(b.value) for b in self._kept_scale]
@@ -126,7 +130,12 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         return sets.Ellipsoid(scales, center, gamma=self._relative_gamma())
 
     @tf.autograph.experimental.do_not_convert
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """See `DPOptimizer.apply_private`."""
         self._lot_divisor = self._divisor(expected_lot_size)
         try:
@@ -156,8 +165,8 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         for kept, s in zip(self._kept_scale, roots, strict=True):
             kept.assign(tf.sqrt(s * total))
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = super().get_config()
         for name in ("clipping", "local_clip_factor", "local_clip_threshold"):
             del config[name]

@@ -1,10 +1,14 @@
 """ADADP: an adaptive learning rate and adaptive noise."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.priors import Prior
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 
@@ -52,21 +56,21 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=None,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | None = None,
         *,
-        rho=0.9,
-        clipping="ellipsoid",
-        prior="released",
-        scale_step=True,
-        warmup_steps=None,
-        local_clip_factor=1.2,
-        prior_decay=None,
-        prior_exponent=None,
-        local_clip_threshold=1e-6,
-        momentum=0.0,
-        epsilon=1e-7,
-        centered=False,
-        **kwargs,
+        rho: float = 0.9,
+        clipping: str = "ellipsoid",
+        prior: str | Prior = "released",
+        scale_step: bool = True,
+        warmup_steps: int | None = None,
+        local_clip_factor: float = 1.2,
+        prior_decay: float | None = None,
+        prior_exponent: float | None = None,
+        local_clip_threshold: float = 1e-6,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        **kwargs: Any,
     ):
         super().__init__(
             learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
@@ -87,7 +91,12 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         self._step_factors = None
 
     @tf.autograph.experimental.do_not_convert
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """See `DPOptimizer.apply_private`."""
         if self.scale_step and self.prior != "raw":
             # The shape that this release was made with: `super` changes the prior.
@@ -100,13 +109,15 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         finally:
             self._step_factors = None
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         """Keras's RMSprop step of one variable, its rate divided by r."""
         if self._step_factors is not None:
             factor = self._step_factors[self._get_variable_index(variable)]
             learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)
         super().update_step(gradient, variable, learning_rate)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "scale_step": self.scale_step}

@@ -1,8 +1,11 @@
 """ADAN: ADADP's adaptive noise with a plain gradient step."""
 
+from typing import Any
+
 import keras
 
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.priors import Prior
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -24,18 +27,18 @@ class ADAN(AdaptiveNoise, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=1.0,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
         *,
-        clipping="ellipsoid",
-        prior="released",
-        warmup_steps=None,
-        local_clip_factor=1.2,
-        prior_decay=None,
-        prior_exponent=None,
-        local_clip_threshold=1e-6,
-        momentum=0.0,
-        nesterov=False,
-        **kwargs,
+        clipping: str = "ellipsoid",
+        prior: str | Prior = "released",
+        warmup_steps: int | None = None,
+        local_clip_factor: float = 1.2,
+        prior_decay: float | None = None,
+        prior_exponent: float | None = None,
+        local_clip_threshold: float = 1e-6,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
     ):
         super().__init__(
             learning_rate=learning_rate,

@@ -1,12 +1,15 @@
 """Noise shaped by a prior: what ADADP and ADAN share."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting
 import keras
 import tensorflow as tf
 
 from tf_adadp import clipping as sets
+from tf_adadp.accounting import SamplingLaw
 from tf_adadp.clipping.row_gradients import as_rows
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
@@ -52,14 +55,14 @@ class AdaptiveNoise(DPOptimizer):
     def __init__(
         self,
         *,
-        clipping,
-        prior,
-        warmup_steps,
-        local_clip_factor,
-        prior_decay,
-        prior_exponent,
-        local_clip_threshold,
-        **kwargs,
+        clipping: str,
+        prior: str | Prior,
+        warmup_steps: int | None,
+        local_clip_factor: float,
+        prior_decay: float | None,
+        prior_exponent: float | None,
+        local_clip_threshold: float,
+        **kwargs: Any,
     ):
         check_choice("clipping", clipping, ("ellipsoid", "local"))
         positive = "a finite number above 0"
@@ -117,7 +120,7 @@ class AdaptiveNoise(DPOptimizer):
             self._prior = prior
 
     @property
-    def kept_on_one_device(self):
+    def kept_on_one_device(self) -> str | None:
         """See `DPOptimizer`."""
         return super().kept_on_one_device or (
             None if self._prior.distributable else type(self._prior).__name__
@@ -145,8 +148,8 @@ class AdaptiveNoise(DPOptimizer):
             ]
             self._keep_shape(shape)
 
-    def clipping_set(self):
-        """The set of this step: an ellipsoid or a box, or the ball of radius C while warming up."""
+    def clipping_set(self) -> sets.ClippingSet:
+        """Returns the set of this step: an ellipsoid or a box; in the warm-up the ball."""
         if self.prior == "raw":
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
@@ -172,10 +175,10 @@ class AdaptiveNoise(DPOptimizer):
         gamma = self.automatic_clipping
         return None if gamma is None else gamma / self.l2_norm_clip
 
-    def noise_shape(self):
-        """r of the next release, per variable a tensor that broadcasts to it; 1 while warming up.
+    def noise_shape(self) -> list[tf.Tensor]:
+        """Returns r of the next release, per variable a tensor that broadcasts to it.
 
-        From released state only, so it may be looked at.
+        It is 1 while warming up, and follows from released state only, so it may be looked at.
         """
         if self.prior == "raw":
             raise ValueError('noise_shape: with prior="raw" the noise shows raw gradients.')
@@ -206,7 +209,12 @@ class AdaptiveNoise(DPOptimizer):
         return variance(shape) > self.local_clip_threshold
 
     @tf.autograph.experimental.do_not_convert
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """See `DPOptimizer.apply_private`; the printed prior takes the raw sum in besides."""
         if self.prior == "raw":
             both, half = sums, len(sums) // 2
@@ -235,15 +243,15 @@ class AdaptiveNoise(DPOptimizer):
         """Hook: r of the next release, from the prior and whatever else is known."""
         return self._prior.shape()
 
-    def event(self, law):
+    def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
         """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""
         self._require_noise_multiplier()
         if self.prior == "raw":
             return dp_accounting.NonPrivateDpEvent()
         return super().event(law)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = super().get_config()
         config.update(
             clipping=self.clipping,

@@ -1,6 +1,8 @@
 """AGD: gradient descent whose privacy budget per iteration grows when the noise is too large."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -92,22 +94,22 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
     def __init__(
         self,
         *,
-        total_epsilon,
-        total_delta,
-        splits=640,
-        l2_norm_clip=3.0,
-        loss_clip=3.0,
-        num_candidates=21,
-        budget_growth=0.1,
-        max_step_size=1.0,
-        step_size_growth=0.1,
-        variant="sound",
-        microbatch_size=1,
-        augmentation_multiplicity=1,
-        seed=None,
-        allow_no_noise=False,
-        secure_noise=False,
-        name="agd",
+        total_epsilon: float,
+        total_delta: float,
+        splits: int = 640,
+        l2_norm_clip: float | dict[str, float] = 3.0,
+        loss_clip: float = 3.0,
+        num_candidates: int = 21,
+        budget_growth: float = 0.1,
+        max_step_size: float = 1.0,
+        step_size_growth: float = 0.1,
+        variant: str = "sound",
+        microbatch_size: int = 1,
+        augmentation_multiplicity: int = 1,
+        seed: int | None = None,
+        allow_no_noise: bool = False,
+        secure_noise: bool = False,
+        name: str = "agd",
     ):
         exact = total_epsilon == math.inf
         if exact and not allow_no_noise:
@@ -167,7 +169,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
             self._gradient_budget.assign(1.0)
             self._measurement_budget.assign(1.0)
 
-    def bind(self, model, loss):
+    def bind(self, model: keras.Model, loss: Any) -> None:
         """Refuses a model without a loss: candidates are scored by the examples' losses."""
         if loss is None:
             raise ValueError(
@@ -179,8 +181,14 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
 
     @tf.autograph.experimental.do_not_convert
     def step_on_lot(
-        self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
-    ):
+        self,
+        engine: Any,
+        lot: tuple,
+        expected_lot_size: tf.Tensor | float,
+        *,
+        on_batch: Callable | None = None,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> tf.Tensor:
         """One step of the state machine, see the class and `DPOptimizer.step_on_lot`."""
         # Counted once for the branches together: noise is drawn under a number that is never used
         # twice, and a choice is a release like the others.
@@ -226,7 +234,12 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
             self.apply(move, self._trainable_variables)
         return loss
 
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """Refused: a clipped sum is not all that a step of AGD needs."""
         raise RuntimeError(
             "AGD takes a lot, not a clipped sum: half of its steps look at losses. Train with "
@@ -302,14 +315,14 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
             tf.where(due, (1 + self.step_size_growth) * largest, self._max_step.value)
         )
 
-    def step_logs(self):
+    def step_logs(self) -> dict[str, tf.Tensor]:
         """The step length chosen last, and ρ: released, or computed from releases."""
         return {
             "step_size": tf.convert_to_tensor(self._step_size.value),
             "gradient_budget": tf.cast(self._gradient_budget.value, tf.float32),
         }
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """Restores the state machine; what was spent stays spent, and keys are new."""
         spent, order = host_number(self._spent), host_number(self._filter_order)
         super().load_own_variables(store)
@@ -318,8 +331,8 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
             same = order == host_number(self._filter_order)
             self._spent.assign(max(spent, host_number(self._spent)) if same else math.inf)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = super().get_config()
         shared = (
             "name", "l2_norm_clip", "microbatch_size", "augmentation_multiplicity", "seed",
@@ -332,8 +345,8 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         }
 
 
-def exponential(key, step, size):
-    """`size` exponential variates of mean 1, float64, the same for the same (key, step).
+def exponential(key: tf.Tensor, step: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns `size` exponential variates of mean 1, float64, the same for the same (key, step).
 
     Args:
         key: int64 [2], secret.

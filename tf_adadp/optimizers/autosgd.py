@@ -1,5 +1,7 @@
 """AUTO-S: SGD with automatic clipping, which has no clip norm."""
 
+from typing import Any
+
 import keras
 
 from tf_adadp.optimizers.base import DPOptimizer
@@ -26,7 +28,15 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
             and `keras.optimizers.SGD`.
     """
 
-    def __init__(self, learning_rate=1.0, *, gamma=0.01, momentum=0.0, nesterov=False, **kwargs):
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
+        *,
+        gamma: float = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
+    ):
         for name in ("l2_norm_clip", "automatic_clipping"):
             if name in kwargs:
                 raise ValueError(
@@ -42,12 +52,12 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
         )
 
     @property
-    def gamma(self):
+    def gamma(self) -> float:
         """γ."""
         return self.automatic_clipping
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = super().get_config()
         del config["l2_norm_clip"]
         config["gamma"] = config.pop("automatic_clipping")

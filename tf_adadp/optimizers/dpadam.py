@@ -1,5 +1,7 @@
 """Adam on DP-SGD's release."""
 
+from typing import Any
+
 import keras
 
 from tf_adadp.optimizers.base import DPOptimizer
@@ -19,13 +21,13 @@ class DPAdam(DPOptimizer, keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate=1e-3,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1e-3,
         *,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-7,
-        amsgrad=False,
-        **kwargs,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        **kwargs: Any,
     ):
         super().__init__(
             learning_rate=learning_rate,

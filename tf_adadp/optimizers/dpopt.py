@@ -1,6 +1,8 @@
 """DPOPT: noise shaped by how much each coordinate matters."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import dp_accounting
 import keras
@@ -9,9 +11,10 @@ import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp import noise
-from tf_adadp.accounting import joint_noise_multiplier
+from tf_adadp.accounting import SamplingLaw, joint_noise_multiplier
 from tf_adadp.optimizers import guards
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.priors import Prior
 from tf_adadp.optimizers.priors.base import normalized
 from tf_adadp.utils.checks import check_choice, check_number
 
@@ -75,22 +78,22 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=1.0,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
         *,
-        directions="released",
-        direction_noise_multiplier=None,
-        direction_decay=0.99,
-        clipping="ellipsoid",
-        pruning=0.0,
-        variant="sound",
-        prior="released",
-        warmup_steps=None,
-        local_clip_factor=1.0,
-        prior_decay=None,
-        prior_exponent=None,
-        momentum=0.0,
-        nesterov=False,
-        **kwargs,
+        directions: str | Sequence[np.ndarray] = "released",
+        direction_noise_multiplier: float | None = None,
+        direction_decay: float = 0.99,
+        clipping: str = "ellipsoid",
+        pruning: float = 0.0,
+        variant: str = "sound",
+        prior: str | Prior = "released",
+        warmup_steps: int | None = None,
+        local_clip_factor: float = 1.0,
+        prior_decay: float | None = None,
+        prior_exponent: float | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
     ):
         check_choice("variant", variant, ("sound", "printed"))
         if isinstance(directions, str):
@@ -157,8 +160,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
                 "importance per weight."
             )
 
-    def importances(self):
-        """abs(w), per variable a tensor of its shape: mean square 1, floored. From releases."""
+    def importances(self) -> list[tf.Tensor]:
+        """Returns abs(w), per variable a tensor of its shape, of mean square 1 and floored."""
         squares = [tf.square(tf.convert_to_tensor(w.value)) for w in self._direction]
         return normalized(squares, [tuple(w.shape) for w in self._direction], exponent=0.5)
 
@@ -171,8 +174,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         total = tf.add_n([tf.reduce_sum(tf.square(r)) for r in scales])
         return [r * tf.math.rsqrt(total / self._num_scalars) for r in scales]
 
-    def clipping_set(self):
-        """The set of this step; see the class."""
+    def clipping_set(self) -> sets.ClippingSet:
+        """Returns the set of this step; see the class."""
         if self.variant == "printed":
             return _Printed(self.l2_norm_clip, self.importances())
         if self.clipping == "ellipsoid":
@@ -185,8 +188,14 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         return sets.Box(bounds, self.importances())
 
     def step_on_lot(
-        self, engine, lot, expected_lot_size, *, on_batch=None, regularization_gradients=None
-    ):
+        self,
+        engine: Any,
+        lot: tuple,
+        expected_lot_size: tf.Tensor | float,
+        *,
+        on_batch: Callable | None = None,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> tf.Tensor:
         """One step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
             ball = sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
@@ -206,7 +215,12 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             self._in_step = False
 
     @tf.autograph.experimental.do_not_convert
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """See `DPOptimizer.apply_private`; part of `step_on_lot` where directions are budgeted."""
         if self.directions == "budgeted" and not self._in_step:
             raise RuntimeError(
@@ -235,7 +249,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self._keep_shape(self._next_shape())
 
     @property
-    def uncharged_releases(self):
+    def uncharged_releases(self) -> int:
         """As in `DPOptimizer`; directions that no step followed count as well."""
         # Only `step_on_lot` makes either, so the two are made in turns.
         alone = self._direction_key.releases - self._noise_key.releases
@@ -266,7 +280,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
                 w.assign(self.direction_decay * w.value + (1.0 - self.direction_decay) * r)
         super()._observe(released, stddevs)
 
-    def event(self, law):
+    def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
         """One Gaussian event; its multiplier covers "budgeted" directions as well."""
         self._require_noise_multiplier()
         if self.variant == "printed":
@@ -276,8 +290,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         both = joint_noise_multiplier(self.noise_multiplier, self.direction_noise_multiplier)
         return self._sum_event(law, both)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = super().get_config()
         del config["local_clip_threshold"]
         directions = self.directions

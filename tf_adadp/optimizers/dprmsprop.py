@@ -1,5 +1,7 @@
 """RMSprop on DP-SGD's release: ADADP's adaptive learning rate alone (ADAL)."""
 
+from typing import Any
+
 import keras
 
 from tf_adadp.optimizers.base import DPOptimizer
@@ -23,13 +25,13 @@ class DPRMSprop(DPOptimizer, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=None,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | None = None,
         *,
-        rho=0.9,
-        momentum=0.0,
-        epsilon=1e-7,
-        centered=False,
-        **kwargs,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        **kwargs: Any,
     ):
         super().__init__(
             learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,

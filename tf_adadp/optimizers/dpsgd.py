@@ -1,5 +1,7 @@
 """DP-SGD, with momentum."""
 
+from typing import Any
+
 import keras
 
 from tf_adadp.optimizers.base import DPOptimizer
@@ -19,7 +21,14 @@ class DPSGD(DPOptimizer, keras.optimizers.SGD):
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
     """
 
-    def __init__(self, learning_rate=1.0, *, momentum=0.0, nesterov=False, **kwargs):
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(
             learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, **kwargs
         )

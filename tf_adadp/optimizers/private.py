@@ -18,8 +18,8 @@ _MADE = {
 }
 
 
-def make_private(optimizer_class):
-    """The private form of a Keras optimizer class: `dp.make_private(keras.optimizers.Nadam)`.
+def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type[DPOptimizer]:
+    """Makes the private form of a Keras optimizer class: `dp.make_private(keras.optimizers.Nadam)`.
 
     The class it returns feeds Keras's own update rule with DP-SGD's released vector,
 

@@ -1,6 +1,8 @@
 """SA-DPSGD: DP-SGD whose steps are candidates, kept or undone by simulated annealing."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting
 import keras
@@ -107,18 +109,18 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=1.0,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1.0,
         *,
-        energy_data=None,
-        initial_temperature=10.0,
-        rejection_threshold=10,
-        energy_batch_size=256,
-        energy_noise_multiplier=None,
-        energy_clip=None,
-        variant="sound",
-        momentum=0.0,
-        nesterov=False,
-        **kwargs,
+        energy_data: Any = None,
+        initial_temperature: float = 10.0,
+        rejection_threshold: int = 10,
+        energy_batch_size: int = 256,
+        energy_noise_multiplier: float | None = None,
+        energy_clip: float | None = None,
+        variant: str = "sound",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
     ):
         initial_temperature = check_number("initial_temperature", initial_temperature, at_least=0)
         rejection_threshold = check_integer("rejection_threshold", rejection_threshold, at_least=0)
@@ -168,7 +170,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
                 )
             self.set_energy_data(*energy_data)
 
-    def set_energy_data(self, x, y, sample_weight=None):
+    def set_energy_data(self, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Gives the energy_data to an optimizer that was loaded or made from a config.
 
         Raises:
@@ -201,7 +203,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.accepted = self._add_state((), "accepted", "int64")
         self.rejections = self._add_state((), "rejections", "int64")
 
-    def bind(self, model, loss):
+    def bind(self, model: keras.Model, loss: Any) -> None:
         """Gives the optimizer what J is made of; `DPModel` does so by itself.
 
         Args:
@@ -216,7 +218,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self._annealing.model, self._annealing.loss = model, loss
         self._annealing.energy = None
 
-    def begin(self, law, lots, steps_per_execution):
+    def begin(self, law: SamplingLaw, lots: Any, steps_per_execution: int) -> None:
         """Checks energy_data against the lots and the model. Nothing is released."""
         super().begin(law, lots, steps_per_execution)
         source = self._annealing.source
@@ -278,7 +280,12 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         return annealing.energy
 
     @tf.autograph.experimental.do_not_convert
-    def apply_private(self, sums, expected_lot_size, regularization_gradients=None):
+    def apply_private(
+        self,
+        sums: Sequence[tf.Tensor],
+        expected_lot_size: tf.Tensor | float,
+        regularization_gradients: Sequence[tf.Tensor | None] | None = None,
+    ) -> None:
         """Makes a candidate, see `DPOptimizer.apply_private`, and keeps or undoes it.
 
         Raises:
@@ -350,11 +357,11 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         at_threshold = self.rejections.value >= self.rejection_threshold
         return (change <= 0) | (uniform <= probability) | at_threshold
 
-    def step_logs(self):
+    def step_logs(self) -> dict[str, tf.Tensor]:
         """{"accepted": τ}, a released quantity (unless printed, where ε = ∞)."""
         return {"accepted": tf.cast(self.accepted.value, tf.float32)}
 
-    def event(self, law):
+    def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
         """DP-SGD's event, with that of ΔE where energy_data are private; ε = ∞ if printed."""
         self._require_noise_multiplier()
         if self.variant == "printed":
@@ -372,8 +379,8 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         of_energy = dp_accounting.GaussianDpEvent(self.energy_noise_multiplier / (1 + halved))
         return dp_accounting.ComposedDpEvent([step, of_energy])
 
-    def epsilon_as_published(self, law, delta):
-        """The ε that the paper would claim for this run. NOT a privacy guarantee of anything.
+    def epsilon_as_published(self, law: SamplingLaw, delta: float) -> float:
+        """Returns the ε that the paper would claim for this run, which is NO privacy guarantee.
 
             min over α in 2..64 of  τ·log(A_α)/(α−1) + log(1/δ)/(α−1)
             A_α = Σ_k C(α,k) (1−q)^(α−k) q^k exp((k²−k)/(2σ*²)),   q = L/N
@@ -409,8 +416,8 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             rdp.append(accepted * max(0.0, special.logsumexp(terms)) / (order - 1))
         return classical_epsilon(_ORDERS, rdp, delta)
 
-    def get_config(self):
-        """The arguments of the constructor but energy_data, which are in no file."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor but energy_data, which are in no file."""
         config = super().get_config()
         config.update(
             initial_temperature=self.initial_temperature,
@@ -423,6 +430,6 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The optimizer that `get_config` described; it waits for `set_energy_data`."""
+    def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> DPOptimizer:
+        """Makes the optimizer that `get_config` described; it waits for `set_energy_data`."""
         return super().from_config({**config, "energy_data": _SET_LATER}, custom_objects)

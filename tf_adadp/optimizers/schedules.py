@@ -1,6 +1,9 @@
 """A learning-rate schedule that needs no number of steps."""
 
+from typing import Any
+
 import keras
+import tensorflow as tf
 from keras import ops
 
 from tf_adadp.utils.checks import check_integer, check_number
@@ -24,7 +27,12 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: ≥ 1, an integer; 1 is no warm-up.
     """
 
-    def __init__(self, initial_learning_rate=0.032, decay_steps=20, warmup_steps=5):
+    def __init__(
+        self,
+        initial_learning_rate: float = 0.032,
+        decay_steps: float = 20,
+        warmup_steps: int = 5,
+    ):
         wanted = "a finite number above 0"
         self.initial_learning_rate = check_number(
             "initial_learning_rate", initial_learning_rate, wanted, above=0
@@ -32,14 +40,14 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.decay_steps = check_number("decay_steps", decay_steps, wanted, above=0)
         self.warmup_steps = check_integer("warmup_steps", warmup_steps, at_least=1)
 
-    def __call__(self, step):
-        """The rate of a step."""
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate of a step."""
         step = ops.cast(step, "float32")
         warm = ops.minimum((step + 1.0) / self.warmup_steps, 1.0)
         return self.initial_learning_rate * warm * ops.rsqrt(1.0 + step / self.decay_steps)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {
             "initial_learning_rate": self.initial_learning_rate,
             "decay_steps": self.decay_steps,

@@ -2,7 +2,10 @@
 
 import abc
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_adadp.utils.checks import check_number
@@ -35,12 +38,12 @@ class Prior(abc.ABC):
 
     distributable = True  # False where `update` has branches: several replicas cannot take them
 
-    def __init__(self, *, exponent=0.25, floor=FLOOR):
+    def __init__(self, *, exponent: float = 0.25, floor: float = FLOOR):
         self.exponent = check_number("exponent", exponent, above=0)
         self.floor = check_number("floor", floor, at_least=0, below=1)
         self._shapes = None
 
-    def build(self, add_variable, variables):
+    def build(self, add_variable: Callable, variables: Sequence[keras.Variable]) -> None:
         """Creates the state.
 
         Args:
@@ -63,14 +66,14 @@ class Prior(abc.ABC):
         """Hook of `build`."""
 
     @abc.abstractmethod
-    def update(self, released, stddevs):
+    def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
         """Takes in one released vector and the std of its noise, lists over the variables.
 
         Both are divided by the expected lot size; a std broadcasts to its variable.
         """
 
     @abc.abstractmethod
-    def moments(self):
+    def moments(self) -> list[tf.Tensor]:
         """Estimates of each coordinate's second moment, up to one common factor.
 
         Returns:
@@ -78,21 +81,26 @@ class Prior(abc.ABC):
             negative, as unbiased estimates are.
         """
 
-    def shape(self):
+    def shape(self) -> list[tf.Tensor]:
         """r: list of float32 tensors broadcastable to the variables, mean(r²) = 1."""
         return normalized(self.moments(), self._shapes, self.exponent, self.floor)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {"exponent": self.exponent, "floor": self.floor}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "Prior":
         """A prior of these arguments, without state."""
         return cls(**config)
 
 
-def normalized(moments, shapes, exponent, floor=FLOOR):
+def normalized(
+    moments: Sequence[tf.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    exponent: float,
+    floor: float = FLOOR,
+) -> list[tf.Tensor]:
     """The shape of given moments: r ∝ moment^exponent, mean(r²) = 1, floored; 1 where all are ≤ 0.
 
     Args:

@@ -1,6 +1,10 @@
 """The exponential prior: a running mean of squared releases. The default of ADADP and ADAN."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
+import tensorflow as tf
 
 from tf_adadp.optimizers.priors.base import Prior
 from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
@@ -23,7 +27,14 @@ class ExponentialPrior(Prior):
         exponent, floor: see `Prior`.
     """
 
-    def __init__(self, *, decay=0.995, pooling="row", shrinkage=True, **kwargs):
+    def __init__(
+        self,
+        *,
+        decay: float = 0.995,
+        pooling: str = "row",
+        shrinkage: bool = True,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.decay = check_number("decay", decay, at_least=0, below=1)
         self.pooling = check_choice("pooling", pooling, POOLINGS)
@@ -33,15 +44,15 @@ class ExponentialPrior(Prior):
         self._moments = PooledMoments(self.pooling, self.shrinkage)
         self._moments.build(add_variable, self._shapes)
 
-    def update(self, released, stddevs):
+    def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
         """See `Prior.update`."""
         self._moments.update(released, stddevs, self.decay)
 
-    def moments(self):
+    def moments(self) -> list[tf.Tensor]:
         """See `Prior.moments`."""
         return self._moments.estimates()
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         config = {"decay": self.decay, "pooling": self.pooling, "shrinkage": self.shrinkage}
         return {**super().get_config(), **config}

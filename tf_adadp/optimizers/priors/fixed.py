@@ -2,6 +2,8 @@
 
 import abc
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +16,7 @@ from tf_adadp.utils.checks import check_instance
 class _Fixed(Prior):
     """Moments that no release changes."""
 
-    def __init__(self, *, exponent=0.5, **kwargs):
+    def __init__(self, *, exponent: float = 0.5, **kwargs: Any):
         super().__init__(exponent=exponent, **kwargs)
 
     def _build(self, add_variable, variables):
@@ -24,10 +26,10 @@ class _Fixed(Prior):
     def _public_moments(self, variables):
         """Hook: per variable an array of its rank that broadcasts to it."""
 
-    def update(self, released, stddevs):
+    def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
         """Nothing: the shape depends on public facts only."""
 
-    def moments(self):
+    def moments(self) -> list[tf.Tensor]:
         """See `Prior.moments`."""
         return self._fixed
 
@@ -76,7 +78,7 @@ class FixedPrior(_Fixed):
         floor: see `Prior`.
     """
 
-    def __init__(self, scales, *, floor=0.0):
+    def __init__(self, scales: Any, *, floor: float = 0.0):
         super().__init__(floor=floor)
         check_instance("scales", scales, dict, "a dict {variable path prefix: scale}")
         self.scales = {}
@@ -116,8 +118,8 @@ class FixedPrior(_Fixed):
                 "give what broadcasts to it."
             ) from None
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {"scales": self.scales, "floor": self.floor}
 
 

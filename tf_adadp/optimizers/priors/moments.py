@@ -1,6 +1,7 @@
 """Second moments of noisy vectors: debiased, pooled over groups, shrunk."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -31,11 +32,11 @@ class PooledMoments:
     apart, they come out equal.
     """
 
-    def __init__(self, pooling, shrinkage):
+    def __init__(self, pooling: str, shrinkage: bool):
         self._pooling = pooling
         self._shrinkage = shrinkage
 
-    def build(self, add_variable, shapes):
+    def build(self, add_variable: Callable, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates u and V of every group, and the weight of the bias correction."""
         self._sizes = [math.prod(shape) for shape in shapes]
         # A side is one grouping of one variable: "both" has two of a matrix.
@@ -57,7 +58,9 @@ class PooledMoments:
         ]
         self._weight = add_variable((), "prior_weight")
 
-    def update(self, vectors, stddevs, decay):
+    def update(
+        self, vectors: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor], decay: float
+    ) -> None:
         """Takes in one vector and the std of its noise (lists, per variable)."""
         self._weight.assign(decay * self._weight.value + (1.0 - decay))
         squares = [tf.square(g) for g in vectors]
@@ -89,7 +92,7 @@ class PooledMoments:
             means.append(mean if mean.shape == shape else tf.broadcast_to(mean, shape))
         return self._layout.pack(means)
 
-    def estimates(self):
+    def estimates(self) -> list[tf.Tensor]:
         """List of tensors that broadcast to the variables; they may be negative."""
         weight = tf.maximum(self._weight.value, 1e-12)
         values = [u.value / weight for u, _ in self._means]

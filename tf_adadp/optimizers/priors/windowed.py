@@ -1,5 +1,8 @@
 """The windowed prior: releases are averaged before they are squared."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -23,7 +26,7 @@ class WindowedPrior(ExponentialPrior):
 
     distributable = False  # a window is closed in a branch
 
-    def __init__(self, *, window=10, decay=0.9, **kwargs):
+    def __init__(self, *, window: int = 10, decay: float = 0.9, **kwargs: Any):
         super().__init__(decay=decay, **kwargs)
         self.window = check_integer("window", window, at_least=1)
 
@@ -34,7 +37,7 @@ class WindowedPrior(ExponentialPrior):
         self._noise = [add_variable(shape, f"prior_noise_{i}") for i, shape in shapes]
         self._count = add_variable((), "prior_count")
 
-    def update(self, released, stddevs):
+    def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
         """See `Prior.update`."""
         for total, g in zip(self._sums, released, strict=True):
             total.assign(total.value + g)
@@ -54,6 +57,6 @@ class WindowedPrior(ExponentialPrior):
         # The number of releases is public.
         tf.cond(self._count.value >= self.window, close, lambda: False)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "window": self.window}
