@@ -10,8 +10,10 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import data, exact_sgd, plain_model, private_model
-from tf_adadp import clipping, gradients
+from tf_adadp import clipping
 from tf_adadp.gradients import mapping
+from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.vectorized import VectorizedEngine
 from tf_adadp.sampling import make_lot
 
 L = keras.layers
@@ -108,8 +110,8 @@ def test_why_xla_is_left_out():
     """When this fails, XLA has learned it, and the refusal can go."""
     model = plain_model(L.Reshape((3, 2)), L.GRU(2))
     x, y = data(4)
-    example_loss = gradients.ExampleLoss(model, None)
-    engine = gradients.VectorizedEngine(example_loss, jit_compile=True)
+    example_loss = ExampleLoss(model, None)
+    engine = VectorizedEngine(example_loss, jit_compile=True)
     lot = make_lot(x, None, physical_batch_size=4)
     with pytest.raises(tf.errors.InvalidArgumentError, match="TensorArray"):
         tf.function(engine.clipped_sum)(lot, clipping.L2Ball(1.0), tf.zeros([2], tf.int64))

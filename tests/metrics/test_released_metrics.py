@@ -21,7 +21,7 @@ from tf_adadp.accounting import (
     ShuffledSampling,
     UserSampling,
 )
-from tf_adadp.metrics import LotMetrics
+from tf_adadp.metrics.released import LotMetrics
 from tf_adadp.noise import SecretKey
 from tf_adadp.optimizers.base import DPOptimizer
 

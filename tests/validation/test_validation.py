@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
-from tf_adadp import gradients
+from tf_adadp.gradients.example_loss import ExampleLoss
 
 L = keras.layers
 
@@ -201,7 +201,7 @@ def test_a_private_step_would_leave_a_spectral_norm_behind():
     model = plain_model(layer)
     x, y = data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    example = gradients.ExampleLoss(model, None)
+    example = ExampleLoss(model, None)
     seeds = tf.zeros([0, 2], tf.uint32)
     trained, _ = example.predictions(example.trainable_values(), x, seeds)
     assert float(loss(y, trained)) != pytest.approx(float(loss(y, model(x))), rel=0.1)
@@ -323,7 +323,7 @@ def test_one_layer_that_mixes_hides_no_other():
 def test_a_foreign_seed_generator_draws_the_same_numbers_always():
     """As the report says: no seed of an example or a step reaches it."""
     model = plain_model(Noise(keras.random.normal))
-    example = gradients.ExampleLoss(model, None)
+    example = ExampleLoss(model, None)
     assert example.num_seed_generators == 0
     run = tf.function(lambda x: example.predictions(example.trainable_values(), x, ())[0])
     x, _ = data()

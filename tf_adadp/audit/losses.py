@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.gradients import ExampleLoss
+from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.model import DPModel
 from tf_adadp.sampling.packing import pack
 from tf_adadp.sampling.sources import ArraySource

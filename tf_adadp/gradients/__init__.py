@@ -6,34 +6,13 @@ in `forms`), `vectorized` forms them. `clipped_sum` is the way in for custom loo
 
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.choose import make_engine
-from tf_adadp.gradients.compiled_losses import (
+from tf_adadp.gradients.compiled_losses import (  # noqa: F401
     PROBE_BATCH,
-    batch_reductions,
     check_reduces_no_batch,
-    losses_of_rows,
     without_state,
 )
-from tf_adadp.gradients.example_graph import ExampleGraph, refuse_state, shaped_by_values
-from tf_adadp.gradients.example_loss import ExampleLoss, weight_regularization
-from tf_adadp.gradients.ghost.independence import mixing_reason
-from tf_adadp.gradients.lot_sums import clipped_sum, engine_for_lot
-from tf_adadp.gradients.vectorized import VectorizedEngine
+from tf_adadp.gradients.example_graph import ExampleGraph  # noqa: F401
+from tf_adadp.gradients.example_loss import ExampleLoss, weight_regularization  # noqa: F401
+from tf_adadp.gradients.lot_sums import clipped_sum, engine_for_lot  # noqa: F401
 
-__all__ = [
-    "PROBE_BATCH",
-    "ExampleGraph",
-    "ExampleLoss",
-    "VectorizedEngine",
-    "batch_reductions",
-    "check_reduces_no_batch",
-    "clipped_sum",
-    "engine_for_lot",
-    "ghost",
-    "losses_of_rows",
-    "make_engine",
-    "mixing_reason",
-    "refuse_state",
-    "shaped_by_values",
-    "weight_regularization",
-    "without_state",
-]
+__all__ = ["clipped_sum", "ghost", "make_engine"]

@@ -5,7 +5,10 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tf_adadp import gradients
+from tf_adadp.gradients.compiled_losses import PROBE_BATCH, batch_reductions
+from tf_adadp.gradients.example_graph import ExampleGraph
+from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.ghost.independence import mixing_reason
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import as_source
 from tf_adadp.utils.keras_compat import (
@@ -82,7 +85,7 @@ def warn_of_mixing(model, element_spec, loss):
         element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
         loss: a built Keras `CompileLoss`, or None.
     """
-    if not any(gradients.mixing_reason(layer) for layer in layers_of(model)):
+    if not any(mixing_reason(layer) for layer in layers_of(model)):
         return
     try:
         problems = list(probe(model, element_spec, loss))
@@ -118,7 +121,7 @@ def _problems(model, loss, x, y):
     yield from weight_problems(model)
     yield from label_problems(probed_y)
     if compile_loss is not None:
-        reductions = gradients.batch_reductions(compile_loss, probed_y, y_pred)
+        reductions = batch_reductions(compile_loss, probed_y, y_pred)
         yield from reductions
         if reductions:
             compile_loss = None
@@ -126,7 +129,7 @@ def _problems(model, loss, x, y):
         lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), spec
     )
     try:
-        graph = gradients.ExampleGraph(gradients.ExampleLoss(model, compile_loss), example)
+        graph = ExampleGraph(ExampleLoss(model, compile_loss), example)
         effects = list(graph.problems())
         yield from effects
         if not effects:  # else a trial would leave its mark
@@ -171,7 +174,7 @@ def _built(model, loss, spec):
 def _symbolic(spec):
     if spec is None:
         return None
-    return keras.KerasTensor((gradients.PROBE_BATCH, *spec.shape[1:]), dtype=spec.dtype.name)
+    return keras.KerasTensor((PROBE_BATCH, *spec.shape[1:]), dtype=spec.dtype.name)
 
 
 def _failure(model, error, x):

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import SamplingLaw
-from tf_adadp.metrics import PREFIX
+from tf_adadp.metrics.settings import PREFIX
 from tf_adadp.persistence.files import refuse_legacy_format
 from tf_adadp.utils.keras_compat import flat_losses, learning_rate_of
 from tf_adadp.utils.problems import Problem, raise_first

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp import gradients
+from tf_adadp.gradients.compiled_losses import PROBE_BATCH
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import leaf_names
 from tf_adadp.utils.keras_compat import (
@@ -167,7 +167,7 @@ def _with_rows(spec):
     """With as many rows in all arrays, so that a product of unlike ones is found out."""
     if type(spec) is not tf.TensorSpec:
         return spec
-    return tf.TensorSpec((gradients.PROBE_BATCH, *spec.shape[1:]), spec.dtype)
+    return tf.TensorSpec((PROBE_BATCH, *spec.shape[1:]), spec.dtype)
 
 
 def _form(spec):

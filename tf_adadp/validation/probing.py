@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.gradients import losses_of_rows
+from tf_adadp.gradients.compiled_losses import losses_of_rows
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.gradients.random_data import ROWS, random_batches
