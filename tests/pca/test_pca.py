@@ -503,7 +503,7 @@ def test_saving_the_components(tmp_path):
 
 X = np.ones((6, 4))
 BAD_ARGUMENTS = [
-    ({"n_components": 0}, "n_components=0: give an integer of at least 1"),
+    ({"n_components": 0}, "n_components=0: give an integer ≥ 1"),
     ({"n_components": 2.5}, "n_components=2.5"),
     ({"n_components": True}, "n_components=True"),
     ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0: give a finite number above 0"),

@@ -489,8 +489,8 @@ def test_lots_of_another_relation_or_unit():
         private.train_on_batch(x[:30], y[:30], law=law)
     assert private.ledger.steps == steps
     assert private.epsilon(1e-3) > 0
-    private.train_on_batch(x[:30], y[:30])  # of a law that nobody knows, as `epsilon` says then
-    with pytest.raises(ValueError, match="nobody knows"):
+    private.train_on_batch(x[:30], y[:30])  # of an unknown law, as `epsilon` says then
+    with pytest.raises(ValueError, match="the sampling of the batches is unknown"):
         private.epsilon(1e-3)
     printed = private_model(dp.ADADP(noise_multiplier=1.0, prior="raw"))
     printed.fit(x, y, batch_size=30, verbose=0)

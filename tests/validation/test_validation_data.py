@@ -177,7 +177,7 @@ def test_tokens_without_a_row():
     [
         ({"validation_freq": 0}, "validation_freq=0"),
         ({"validation_freq": (1, 2)}, r"validation_freq=\(1, 2\): .* or a list of epochs"),
-        ({"validation_freq": [1, 0]}, r"validation_freq=\[1, 0\]"),
+        ({"validation_freq": [1, 0]}, r"validation_freq\[1\]=0"),
         ({"validation_steps": 1.5}, "validation_steps=1.5"),
         ({"validation_steps": 0}, "validation_steps=0"),
         ({"validation_batch_size": -3}, "validation_batch_size=-3"),

@@ -112,14 +112,15 @@ def check_evaluations(data, batch_size, steps, frequency):
     for name, value in (("validation_batch_size", batch_size), ("validation_steps", steps)):
         if value is not None:
             check_integer(name, value, "an integer of at least 1, or None", at_least=1)
-    for epoch in frequency if isinstance(frequency, list) else [frequency]:
-        check_integer(
-            "validation_freq",
-            epoch,
-            "every how many epochs to evaluate, an integer of at least 1, or a list of epochs, "
-            "counted from 1",
-            at_least=1,
-        )
+    wanted = (
+        "every how many epochs to evaluate, an integer of at least 1, or a list of epochs, "
+        "counted from 1"
+    )
+    if isinstance(frequency, list):
+        for i, epoch in enumerate(frequency):
+            check_integer(f"validation_freq[{i}]", epoch, wanted, at_least=1)
+    else:
+        check_integer("validation_freq", frequency, wanted, at_least=1)
     endless = (
         isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
     )
