@@ -11,8 +11,7 @@ from tf_adadp.gradients.compiled_losses import (  # noqa: F401
     check_reduces_no_batch,
     without_state,
 )
-from tf_adadp.gradients.example_graph import ExampleGraph  # noqa: F401
-from tf_adadp.gradients.example_loss import ExampleLoss, weight_regularization  # noqa: F401
+from tf_adadp.gradients.example_loss import weight_regularization  # noqa: F401
 from tf_adadp.gradients.lot_sums import clipped_sum, engine_for_lot  # noqa: F401
 
 __all__ = ["clipped_sum", "ghost", "make_engine"]

@@ -7,7 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.gradients import ExampleGraph, ExampleLoss, ghost
+from tf_adadp.gradients import ghost
+from tf_adadp.gradients.example_graph import ExampleGraph
+from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.sampling.sources import ArraySource
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
