@@ -3,15 +3,19 @@ when a picture is drawn.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_adadp.accounting.ledger import PrivacyLedger
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _POINTS, _SLOW_POINTS = 80, 25
 
 
-def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp"):
+def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") -> "Figure":
     """Draws δ over ε for everything in a ledger, with ε at the given δ marked.
 
     Args:

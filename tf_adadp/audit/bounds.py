@@ -7,8 +7,10 @@ any attack, however weak: a poor attack gives a low bound, never a wrong one.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from tf_adadp.accounting import accountants, laws
@@ -20,7 +22,7 @@ _LARGEST_EPSILON = 64.0
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonBound:
-    """What `epsilon_lower_bound` found: a mechanism of a smaller ε at this δ is refuted.
+    """Holds the result of `epsilon_lower_bound`: at this δ it refutes every smaller ε.
 
     Attributes:
         epsilon: the bound, ≥ 0.
@@ -39,8 +41,10 @@ class EpsilonBound:
     rare: tuple[int, int]
 
 
-def epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95):
-    """A lower bound on ε from independent releases on two neighbouring data sets D and D'.
+def epsilon_lower_bound(
+    scores: ArrayLike, neighbor_scores: ArrayLike, delta: float, confidence: float = 0.95
+) -> EpsilonBound:
+    """Bounds ε from below by independent releases on two neighbouring data sets D and D'.
 
     (ε, δ)-differential privacy means P(E | D) ≤ e^ε·P(E | D') + δ for every event E, and with D and
     D' exchanged. An event "score ≥ t" or "score ≤ t" is chosen on the first half of both samples;
@@ -82,8 +86,10 @@ def epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95):
     )
 
 
-def tested_event(scores, neighbor_scores, gain):
-    """An event chosen on the first half of both samples, and its counts on the second half.
+def tested_event(
+    scores: ArrayLike, neighbor_scores: ArrayLike, gain: Callable[..., np.ndarray]
+) -> tuple[str, tuple[int, int], tuple[int, int]]:
+    """Chooses an event on the first half of both samples, and counts it on the second half.
 
     Candidates are "≥ t" and "≤ t", likely under either sample.
 
@@ -119,8 +125,8 @@ def tested_event(scores, neighbor_scores, gain):
     return event, *((int(np.sum(s >= threshold)), len(s)) for s in (a, b))
 
 
-def gaussian_epsilon_estimate(scores, neighbor_scores, delta):
-    """An ESTIMATE of ε under the assumption that both samples are Gaussian of one variance.
+def gaussian_epsilon_estimate(scores: ArrayLike, neighbor_scores: ArrayLike, delta: float) -> float:
+    """ESTIMATES ε under the assumption that both samples are Gaussian of one variance.
 
     μ = |difference of the means| / pooled standard deviation, and ε that of a Gaussian mechanism of
     multiplier 1/μ at δ (privacy loss distribution). It says what `epsilon_lower_bound` would come
@@ -143,8 +149,10 @@ def gaussian_epsilon_estimate(scores, neighbor_scores, delta):
     return accountants.Composition.of([(event, 1)]).epsilon(delta, "pld")
 
 
-def one_run_p_value(canaries, guesses, correct, epsilon, delta):
-    """The probability of so many correct guesses, at most, if the mechanism is (ε, δ)-private.
+def one_run_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    """Bounds the probability of so many correct guesses if the mechanism is (ε, δ)-private.
 
     m canaries are each in the data or not by a fair coin of its own; from the output of ONE run an
     attacker guesses r of the coins and abstains on the others. Under (ε, δ)-differential privacy
@@ -179,8 +187,10 @@ def one_run_p_value(canaries, guesses, correct, epsilon, delta):
     return min(p_value, 1.0)
 
 
-def one_run_epsilon_lower_bound(canaries, guesses, correct, delta, confidence=0.95):
-    """The largest ε that `one_run_p_value` refutes at 1 − confidence; 0 if none.
+def one_run_epsilon_lower_bound(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
+) -> float:
+    """Returns the largest ε that `one_run_p_value` refutes at 1 − confidence; 0 if none.
 
     True with probability ≥ confidence over the coins and the run: ε below the bound would have made
     this many correct guesses too unlikely. (Privacy at ε implies privacy at every larger one, so
@@ -204,8 +214,8 @@ def one_run_epsilon_lower_bound(canaries, guesses, correct, delta, confidence=0.
     return low
 
 
-def check_guesses(canaries, guesses, correct):
-    """(m, r, v) as integers, or ValueError unless 0 ≤ v ≤ r ≤ m and m ≥ 1."""
+def check_guesses(canaries: int, guesses: int, correct: int) -> tuple[int, int, int]:
+    """Returns (m, r, v) as integers; raises ValueError unless 0 ≤ v ≤ r ≤ m and m ≥ 1."""
     m = check_integer("canaries", canaries, at_least=1)
     r = check_integer("guesses", guesses, f"an integer in 0..{m}", at_least=0)
     v = check_integer("correct", correct, f"an integer in 0..{r}", at_least=0)
@@ -216,8 +226,8 @@ def check_guesses(canaries, guesses, correct):
     return m, r, v
 
 
-def best_guesses(scores, coins, num_guesses):
-    """How many of `num_guesses` guesses are correct: high scores "in", low scores "out".
+def best_guesses(scores: ArrayLike, coins: ArrayLike, num_guesses: int | None) -> tuple[int, int]:
+    """Counts the correct ones of `num_guesses` guesses: high scores "in", low scores "out".
 
     Half of the guesses (rounded up) say that the canaries with the highest scores are in, the
     others that those with the lowest are out; ties are broken by position, not by the coins.
@@ -247,8 +257,8 @@ def best_guesses(scores, coins, num_guesses):
     return int(np.sum(~coins[order[:low]]) + np.sum(coins[order[len(order) - high :]]))
 
 
-def clopper_pearson(count, draws, level):
-    """One-sided bounds (low, high) of a probability, each wrong with probability ≤ level.
+def clopper_pearson(count: ArrayLike, draws: ArrayLike, level: float) -> tuple[float, float]:
+    """Returns one-sided bounds (low, high) of a probability, each wrong with probability ≤ level.
 
     Clopper and Pearson 1934: exact for any number of draws. `count` may be an array.
     """

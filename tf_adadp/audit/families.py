@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
@@ -17,21 +18,22 @@ from tf_adadp.accounting.ledger import PrivacyLedger
 _LINES = 200  # tangents that a claim's trade-off function is made of
 _LEAST_DELTA = 1e-10  # of the steepest
 _LARGEST_EPSILON = 500.0
+TradeOff = Callable[[np.ndarray], np.ndarray]  # f(α), the least type II error at type I error α
 
 
 class Family:
-    """Trade-off functions f_k, one for each noise 2^(k/steps) times that of f_0; f_k rises with k.
+    """Describes trade-off functions f_k, one for each noise 2^(k/steps) times that of f_0.
 
     Subclasses have `steps`, `octaves`, the range of log2 of the noise, `trade_off(k)`, symmetric,
     convex and never too large, and `_epsilon(k, delta)`.
     """
 
-    def scale(self, k):
-        """How much noise, as a multiple of that of f_0."""
+    def scale(self, k: int) -> float:
+        """Returns the noise of f_k as a multiple of that of f_0."""
         return 2.0 ** (k / self.steps)
 
-    def least_refuted(self, refuted):
-        """The least k with `refuted(f_k)`, or None if there is none; all k above have it, too."""
+    def least_refuted(self, refuted: Callable[[TradeOff], bool]) -> int | None:
+        """Finds the least k with `refuted(f_k)`, or None; all k above are refuted, too."""
         lowest, highest = (octave * self.steps for octave in self.octaves)
         down = refuted(self.trade_off(0))
         yes, no, stride = (0, None, -1) if down else (None, 0, 1)
@@ -47,18 +49,18 @@ class Family:
             yes, no = (k, no) if refuted(self.trade_off(k)) else (yes, k)
         return yes
 
-    def epsilon(self, k, delta):
-        """ε at δ of f_k; 0 for None."""
+    def epsilon(self, k: int | None, delta: float) -> float:
+        """Returns ε at δ of f_k; 0 for None."""
         return 0.0 if k is None else float(self._epsilon(k, delta))
 
 
 class GaussianFamily(Family):
-    """f(α) = Φ(Φ⁻¹(1 − α) − μ), noise 1/μ."""
+    """Describes f(α) = Φ(Φ⁻¹(1 − α) − μ), with noise 1/μ."""
 
     steps, octaves = 512, (-6, 12)
 
-    def trade_off(self, k):
-        """f_k."""
+    def trade_off(self, k: int) -> TradeOff:
+        """Returns f_k."""
         mu = 1 / self.scale(k)
         return lambda alpha: special.ndtr(-special.ndtri(alpha) - mu)
 
@@ -67,7 +69,7 @@ class GaussianFamily(Family):
 
 
 class ClaimFamily(Family):
-    """The claim's releases with all noise multipliers scaled; see `law_epsilon_lower_bound`.
+    """Scales all noise multipliers of a claim's releases; see `law_epsilon_lower_bound`.
 
     Args:
         claim: a `PrivacyLedger` or a `DpEvent`.
@@ -80,7 +82,11 @@ class ClaimFamily(Family):
 
     steps, octaves = 64, (-2, 10)
 
-    def __init__(self, claim, relation=None):
+    def __init__(
+        self,
+        claim: PrivacyLedger | dp_accounting.DpEvent,
+        relation: dp_accounting.NeighboringRelation | None = None,
+    ) -> None:
         if isinstance(claim, PrivacyLedger):
             composition = compose(claim.entries, claim.unknown_reasons)
         elif isinstance(claim, dp_accounting.DpEvent):
@@ -98,8 +104,8 @@ class ClaimFamily(Family):
             )
         self._composition = composition
 
-    def trade_off(self, k):
-        """f_k."""
+    def trade_off(self, k: int) -> TradeOff:
+        """Returns f_k."""
         return _trade_off_of(self._scaled(k))
 
     def _epsilon(self, k, delta):

@@ -1,5 +1,6 @@
 """The loss of every record by itself: what membership attacks look at. Raw, not private."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -10,8 +11,8 @@ from tf_adadp.sampling.sources import ArraySource
 from tf_adadp.utils.keras_compat import compile_loss_of
 
 
-def example_losses(model, x, y, batch_size=256):
-    """The compiled loss of each record, float64 [N], with the layers in inference mode.
+def example_losses(model: keras.Model, x: object, y: object, batch_size: int = 256) -> np.ndarray:
+    """Computes the compiled loss of each record, float64 [N], with the layers in inference mode.
 
     Args:
         model: a compiled `keras.Model` or `DPModel` that was trained, or called, at least once.

@@ -1,21 +1,29 @@
 """Membership inference: who was in the training data, by the loss, and by LiRA."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import dp_accounting
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
+from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.audit.losses import example_losses
-from tf_adadp.audit.one_run import one_run_bound
+from tf_adadp.audit.one_run import OneRunBound, one_run_bound
 from tf_adadp.utils.checks import check_integer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SMALLEST_LOSS = 1e-12  # below, expm1 and log lose the confidence's distance to 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MembershipReport:
-    """How well an attack tells records that were in the data from records that were not.
+    """Tells how well an attack separates records in the data from records that were not.
 
     Needs scikit-learn, and `plot` matplotlib. A report on real records is not private.
 
@@ -46,27 +54,33 @@ class MembershipReport:
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "members", members)
 
-    def roc(self):
-        """(false positive rates, true positive rates) of all thresholds, rising."""
+    def roc(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (false positive rates, true positive rates) of all thresholds, rising."""
         from sklearn.metrics import roc_curve
 
         fpr, tpr, _ = roc_curve(self.members, self.scores, drop_intermediate=False)
         return fpr, tpr
 
     @property
-    def auc(self):
-        """Area under the ROC: 1/2 for guessing."""
+    def auc(self) -> float:
+        """Returns the area under the ROC: 1/2 for guessing."""
         from sklearn.metrics import roc_auc_score
 
         return float(roc_auc_score(self.members, self.scores))
 
-    def tpr_at(self, fpr):
-        """The largest true positive rate at a false positive rate of at most `fpr`."""
+    def tpr_at(self, fpr: float) -> float:
+        """Returns the largest true positive rate at a false positive rate of at most `fpr`."""
         rates, tpr = self.roc()
         return float(tpr[rates <= fpr].max())
 
-    def epsilon_lower_bound(self, delta, confidence=0.95, num_guesses=None, claim=None):
-        """A lower bound on ε of the training, see `one_run_bound`, also for claim's assumption.
+    def epsilon_lower_bound(
+        self,
+        delta: float,
+        confidence: float = 0.95,
+        num_guesses: int | None = None,
+        claim: PrivacyLedger | dp_accounting.DpEvent | str | None = None,
+    ) -> OneRunBound:
+        """Bounds ε of the training from below; see `one_run_bound`, also for `claim`.
 
         Not the textbook's log((TPR − δ)/FPR) with intervals for the two rates: all scores come from
         ONE model, so the records are no independent trials. What is independent are the coins.
@@ -81,7 +95,7 @@ class MembershipReport:
             )
         return one_run_bound(self.scores, self.members, delta, confidence, num_guesses, claim)
 
-    def plot(self, axes=None):
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
         """Draws the ROC, both axes logarithmic, and returns the matplotlib axes."""
         if axes is None:
             from matplotlib.figure import Figure
@@ -103,8 +117,16 @@ class MembershipReport:
         return axes
 
 
-def loss_attack(model, x, y, members, *, fair_coins=False, batch_size=256):
-    """The loss threshold attack: the lower the loss, the likelier a member.
+def loss_attack(
+    model: keras.Model,
+    x: object,
+    y: object,
+    members: ArrayLike,
+    *,
+    fair_coins: bool = False,
+    batch_size: int = 256,
+) -> MembershipReport:
+    """Attacks by a threshold on the loss: the lower the loss, the likelier a member.
 
     (Yeom, Giacomelli, Fredrikson and Jha 2018, "Privacy risk in machine learning".)
 
@@ -122,8 +144,17 @@ def loss_attack(model, x, y, members, *, fair_coins=False, batch_size=256):
     return MembershipReport(-_finite(losses), members, fair_coins, "loss threshold")
 
 
-def lira(train, x, y, *, num_shadows=8, online=True, seed=None, batch_size=256):
-    """The likelihood ratio attack on one model, with a few shadow models (Carlini et al. 2022).
+def lira(
+    train: Callable[..., keras.Model],
+    x: object,
+    y: object,
+    *,
+    num_shadows: int = 8,
+    online: bool = True,
+    seed: int | None = None,
+    batch_size: int = 256,
+) -> MembershipReport:
+    """Runs the likelihood ratio attack with a few shadow models (Carlini et al. 2022).
 
     A target and `num_shadows` shadow models are trained, each on records that fair coins chose. Of
     a record's loss ℓ, φ = log(p/(1 − p)) with p = e^(−ℓ), which for cross-entropy is the logit of

@@ -3,9 +3,12 @@
 import dataclasses
 import secrets
 
+import dp_accounting
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
+from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.audit.bounds import _level, best_guesses, one_run_epsilon_lower_bound
 from tf_adadp.audit.losses import example_losses
 from tf_adadp.audit.tradeoff import one_run_family, one_run_family_bound
@@ -19,7 +22,7 @@ _STEINKE_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class OneRunBound:
-    """What guesses about canaries prove of one run.
+    """Holds what guesses about canaries prove of one run.
 
     Attributes:
         epsilon: the lower bound on ε, ≥ 0.
@@ -40,8 +43,15 @@ class OneRunBound:
     steinke_epsilon: float
 
 
-def one_run_bound(scores, coins, delta, confidence=0.95, num_guesses=None, claim=None):
-    """A lower bound on ε from one run's scores of m canaries, each in by a fair coin.
+def one_run_bound(
+    scores: ArrayLike,
+    coins: ArrayLike,
+    delta: float,
+    confidence: float = 0.95,
+    num_guesses: int | None = None,
+    claim: PrivacyLedger | dp_accounting.DpEvent | str | None = None,
+) -> OneRunBound:
+    """Bounds ε from below by one run's scores of m canaries, each in by a fair coin.
 
     The canaries with the highest scores are guessed to be in, those with the lowest to be out (see
     `best_guesses`). `one_run_epsilon_lower_bound` says what that proves of any mechanism. With a
@@ -127,7 +137,9 @@ class OneRunAudit(keras.callbacks.Callback):
         TypeError, ValueError: as for `PoissonLots`.
     """
 
-    def __init__(self, x, y, seed=None, batch_size=256):
+    def __init__(
+        self, x: object, y: object, seed: int | None = None, batch_size: int = 256
+    ) -> None:
         super().__init__()
         self._source = ArraySource(x, y)
         self._x, self._y = x, y
@@ -136,8 +148,10 @@ class OneRunAudit(keras.callbacks.Callback):
         self.coins = np.random.default_rng(entropy).random(len(self._source)) < 0.5
         self._begun = self._ended = None
 
-    def lots(self, x, y, expected_size, seed=None):
-        """`PoissonLots` of the records and of the canaries whose coins say so.
+    def lots(
+        self, x: object, y: object, expected_size: float, seed: int | None = None
+    ) -> PoissonLots:
+        """Makes `PoissonLots` of the records and of the canaries whose coins say so.
 
         Args:
             x, y: the records to train on, of the canaries' form.
@@ -152,21 +166,21 @@ class OneRunAudit(keras.callbacks.Callback):
         present = np.concatenate([np.ones(num_records, bool), self.coins])
         return PoissonLots(x, y, expected_size, seed=seed, present=present)
 
-    def on_train_begin(self, logs=None):
-        """Remembers the losses that training begins with."""
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Stores the losses that training begins with."""
         if self._begun is None:  # a second `fit` goes on with the same run
             self._begun = self._losses()
 
-    def on_train_end(self, logs=None):
-        """Takes the losses that training ends with."""
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Stores the losses that training ends with."""
         self._ended = self._losses()
 
     def _losses(self):
         return example_losses(self.model, self._x, self._y, self._batch_size)
 
     @property
-    def scores(self):
-        """How far the loss of each canary fell, float64 [m]; −∞ where it is no number.
+    def scores(self) -> np.ndarray:
+        """Returns how far the loss of each canary fell, float64 [m]; −∞ where it is no number.
 
         Raises:
             RuntimeError: before training ended.
@@ -179,8 +193,14 @@ class OneRunAudit(keras.callbacks.Callback):
             fall = self._begun - self._ended
         return np.where(np.isnan(fall), -np.inf, fall)
 
-    def bound(self, delta, confidence=0.95, num_guesses=None, claim="ledger"):
-        """The `OneRunBound` of this run; see `one_run_bound`.
+    def bound(
+        self,
+        delta: float,
+        confidence: float = 0.95,
+        num_guesses: int | None = None,
+        claim: PrivacyLedger | dp_accounting.DpEvent | str | None = "ledger",
+    ) -> OneRunBound:
+        """Returns the `OneRunBound` of this run; see `one_run_bound`.
 
         Args:
             delta, confidence, num_guesses: see `one_run_bound`.

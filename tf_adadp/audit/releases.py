@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tf_adadp import noise
 from tf_adadp.audit.bounds import EpsilonBound, epsilon_lower_bound
@@ -16,7 +18,7 @@ from tf_adadp.utils.keras_compat import trained_variables
 
 @dataclasses.dataclass(frozen=True)
 class MechanismAudit:
-    """Scores of releases on two neighbouring data sets, and what they prove.
+    """Holds scores of releases on two neighbouring data sets, and what they prove.
 
     Attributes:
         scores, neighbor_scores: float64 [draws], of D (without the canary) and of D' (with it).
@@ -28,26 +30,26 @@ class MechanismAudit:
     bound: EpsilonBound
 
     @property
-    def epsilon(self):
-        """The lower bound on ε."""
+    def epsilon(self) -> float:
+        """Returns the lower bound on ε."""
         return self.bound.epsilon
 
 
 def audit_optimizer(
-    optimizer,
-    canary,
+    optimizer: DPOptimizer,
+    canary: Sequence[ArrayLike],
     *,
-    gradients=None,
-    steps=1,
-    sampling_probability=1.0,
-    expected_lot_size=1.0,
-    draws=100_000,
-    delta,
-    confidence=0.95,
-    seed=None,
-    jit_compile=False,
-):
-    """A lower bound on the ε of `steps` steps of an optimizer, from many runs of them.
+    gradients: Sequence[ArrayLike] | None = None,
+    steps: int = 1,
+    sampling_probability: float = 1.0,
+    expected_lot_size: float = 1.0,
+    draws: int = 100_000,
+    delta: float,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    jit_compile: bool = False,
+) -> MechanismAudit:
+    """Bounds the ε of `steps` steps of an optimizer from below, by many runs of them.
 
     D holds the examples `gradients`, D' the canary besides. Every run starts from the optimizer's
     present state and takes `steps` private steps through `clipping_set`, `clipped_sum` and
@@ -118,7 +120,14 @@ def audit_optimizer(
     return MechanismAudit(*pair, epsilon_lower_bound(*pair, delta, confidence))
 
 
-def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
+def draw_scores(
+    optimizer: DPOptimizer,
+    run: Callable[[tf.Tensor], tf.Tensor],
+    draws: int,
+    *,
+    seed: int | None = None,
+    jit_compile: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """Runs `run` many times from the same state, inside one `tf.function`.
 
     Before each run the weights and the optimizer's variables are set to what they were; noise is
@@ -171,8 +180,8 @@ def draw_scores(optimizer, run, draws, *, seed=None, jit_compile=False):
 
 
 @contextlib.contextmanager
-def recorded_releases(optimizer):
-    """Within it, a list of what the optimizer releases: (released sums over L, noise std over L).
+def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
+    """Lists what the optimizer releases within it: (released sums over L, noise std over L).
 
     While a graph is traced the entries are symbolic.
     """

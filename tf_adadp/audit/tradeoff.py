@@ -12,8 +12,10 @@ import math
 
 import dp_accounting
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
+from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.bounds import gaussian_dp
 from tf_adadp.audit.bounds import (
     EpsilonBound,
@@ -22,13 +24,13 @@ from tf_adadp.audit.bounds import (
     clopper_pearson,
     tested_event,
 )
-from tf_adadp.audit.families import ClaimFamily, GaussianFamily
+from tf_adadp.audit.families import ClaimFamily, Family, GaussianFamily
 from tf_adadp.utils.checks import check_delta
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianBound(EpsilonBound):
-    """What `gaussian_epsilon_lower_bound` found; see `EpsilonBound`.
+    """Holds the result of `gaussian_epsilon_lower_bound`; see `EpsilonBound`.
 
     Attributes:
         mu: every μ' below it is refuted, without any assumption.
@@ -39,7 +41,7 @@ class GaussianBound(EpsilonBound):
 
 @dataclasses.dataclass(frozen=True)
 class LawBound(EpsilonBound):
-    """What `law_epsilon_lower_bound` found; see `EpsilonBound`.
+    """Holds the result of `law_epsilon_lower_bound`; see `EpsilonBound`.
 
     Attributes:
         claim: ε of the claim at δ.
@@ -52,8 +54,10 @@ class LawBound(EpsilonBound):
     noise_scale: float
 
 
-def gaussian_epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95):
-    """A lower bound on ε from independent releases of a Gaussian mechanism on D and D'.
+def gaussian_epsilon_lower_bound(
+    scores: ArrayLike, neighbor_scores: ArrayLike, delta: float, confidence: float = 0.95
+) -> GaussianBound:
+    """Bounds ε from below by independent releases of a Gaussian mechanism on D and D'.
 
     An event "score ≥ t" or "score ≤ t" is chosen on the first half of both samples. On the second
     half its rates of false positives and false negatives, α and β, are bounded by Clopper and
@@ -102,7 +106,13 @@ def gaussian_epsilon_lower_bound(scores, neighbor_scores, delta, confidence=0.95
     )
 
 
-def law_epsilon_lower_bound(scores, neighbor_scores, claim, delta, confidence=0.95):
+def law_epsilon_lower_bound(
+    scores: ArrayLike,
+    neighbor_scores: ArrayLike,
+    claim: PrivacyLedger | dp_accounting.DpEvent,
+    delta: float,
+    confidence: float = 0.95,
+) -> LawBound:
     """Tests claimed releases by their own trade-off function, and bounds ε within their family.
 
     The privacy loss distribution of the claim gives δ(ε), the larger of adding and removing a
@@ -162,8 +172,15 @@ def law_epsilon_lower_bound(scores, neighbor_scores, claim, delta, confidence=0.
     )
 
 
-def one_run_fdp_epsilon_lower_bound(canaries, guesses, correct, claim, delta, confidence=0.95):
-    """The largest ε, within a family of trade-off functions, that the guesses of one run refute.
+def one_run_fdp_epsilon_lower_bound(
+    canaries: int,
+    guesses: int,
+    correct: int,
+    claim: PrivacyLedger | dp_accounting.DpEvent | str,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
+    """Returns the largest ε, within a family of trade-off functions, that one run's guesses refute.
 
     m canaries are each in the data by a fair coin, and an attacker guesses r coins of one run, as
     for `one_run_p_value`. Let P_i be the probability of at least i correct guesses. A mechanism
@@ -196,15 +213,17 @@ def one_run_fdp_epsilon_lower_bound(canaries, guesses, correct, claim, delta, co
     return one_run_family_bound(one_run_family(claim), m, r, v, delta, confidence)
 
 
-def one_run_family(claim):
-    """The family of a claim as `one_run_fdp_epsilon_lower_bound` takes it."""
+def one_run_family(claim: PrivacyLedger | dp_accounting.DpEvent | str) -> Family:
+    """Returns the family of a claim as `one_run_fdp_epsilon_lower_bound` takes it."""
     if isinstance(claim, str) and claim == "gaussian":
         return GaussianFamily()
     return ClaimFamily(claim, relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
-def one_run_family_bound(family, canaries, guesses, correct, delta, confidence):
-    """`one_run_fdp_epsilon_lower_bound` within a family that was made before."""
+def one_run_family_bound(
+    family: Family, canaries: int, guesses: int, correct: int, delta: float, confidence: float
+) -> float:
+    """Computes `one_run_fdp_epsilon_lower_bound` within a family that was made before."""
     delta = check_delta(delta)
     level = _level(confidence)
     k = family.least_refuted(lambda f: _guesses_refute(f, canaries, guesses, correct, level))

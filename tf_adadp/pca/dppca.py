@@ -3,10 +3,14 @@
 import functools
 import json
 import math
+import os
+from collections.abc import Iterable
+from typing import Self
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tf_adadp import noise
 from tf_adadp.accounting import PrivacyLedger
@@ -26,7 +30,7 @@ _FITTED = ("components_", "explained_variance_", "explained_variance_ratio_")
 
 
 class DPPCA:
-    """Principal components from a noisy second moment ("Analyze Gauss").
+    """Finds principal components from a noisy second moment ("Analyze Gauss").
 
         pca = DPPCA(60, noise_multiplier=16.0).fit(x_train)
         model = DPModel(keras.Sequential([keras.Input((28, 28)), pca.layer(), ...]))
@@ -77,15 +81,15 @@ class DPPCA:
 
     def __init__(
         self,
-        n_components,
-        noise_multiplier,
+        n_components: int,
+        noise_multiplier: float,
         *,
-        neighboring_relation="add_or_remove",
-        normalize=True,
-        seed=None,
-        allow_no_noise=False,
-        secure_noise=False,
-    ):
+        neighboring_relation: str = "add_or_remove",
+        normalize: bool = True,
+        seed: int | None = None,
+        allow_no_noise: bool = False,
+        secure_noise: bool = False,
+    ) -> None:
         self.n_components = checks.check_integer("n_components", n_components, at_least=1)
         self.noise_multiplier = checks.check_number(
             "noise_multiplier", noise_multiplier, "a finite number above 0", at_least=0.0
@@ -108,13 +112,13 @@ class DPPCA:
         self._ledger = PrivacyLedger()
 
     @property
-    def ledger(self):
-        """The `PrivacyLedger` of everything that `fit` of this object released."""
+    def ledger(self) -> PrivacyLedger:
+        """Returns the ledger of everything that `fit` of this object released."""
         return self._ledger
 
     @property
-    def event(self):
-        """The privacy event of one `fit`: noise over sensitivity under the relation; no sampling.
+    def event(self) -> dp_accounting.DpEvent:
+        """Returns the privacy event of one `fit`, without any sampling.
 
         `GaussianDpEvent(σ)` for add-or-remove, `GaussianDpEvent(σ/√2)` for replace-one,
         `NonPrivateDpEvent` for σ = 0.
@@ -125,7 +129,7 @@ class DPPCA:
             self.noise_multiplier / _SENSITIVITY[self.neighboring_relation]
         )
 
-    def charge(self, ledger):
+    def charge(self, ledger: PrivacyLedger) -> None:
         """Writes one release into a ledger. `fit` does this by itself, into `self.ledger`."""
         ledger.add(
             self.event,
@@ -134,7 +138,12 @@ class DPPCA:
             reproducible_noise=self.seed is not None,
         )
 
-    def fit(self, x, y=None, ledger=None):
+    def fit(
+        self,
+        x: ArrayLike | Iterable[ArrayLike],
+        y: object = None,
+        ledger: PrivacyLedger | None = None,
+    ) -> Self:
         """Releases the components of x, and charges for it first.
 
         Work N·d², memory d² besides one batch.
@@ -180,8 +189,13 @@ class DPPCA:
         self.explained_variance_ratio_ = positive[: self.n_components] / (positive.sum() or 1.0)
         return self
 
-    def fit_transform(self, x, y=None, ledger=None):
-        """`fit(x, ledger=ledger).transform(x)`; x must be something that can be read twice."""
+    def fit_transform(
+        self,
+        x: ArrayLike | Iterable[ArrayLike],
+        y: object = None,
+        ledger: PrivacyLedger | None = None,
+    ) -> np.ndarray:
+        """Calls `fit(x, ledger=ledger).transform(x)`; x must be readable twice."""
         if hasattr(x, "__next__"):
             raise TypeError(
                 f"x is a {type(x).__name__}, which can be read once: call fit, and then transform "
@@ -189,8 +203,8 @@ class DPPCA:
             )
         return self.fit(x, y, ledger).transform(x)
 
-    def transform(self, x):
-        """The coordinates of records along the components, [N, n_components], float64.
+    def transform(self, x: ArrayLike | Iterable[ArrayLike]) -> np.ndarray:
+        """Returns the coordinates of records along the components, [N, n_components], float64.
 
         Args:
             x: an array or an iterable of batches, as for `fit`.
@@ -206,8 +220,8 @@ class DPPCA:
             parts = [prepare(block) @ self.components_.T for block in blocks]
         return np.concatenate([np.empty((0, len(self.components_))), *parts])
 
-    def inverse_transform(self, z):
-        """The rows [N, d] with coordinates z [N, n_components]: z · components_.
+    def inverse_transform(self, z: ArrayLike) -> np.ndarray:
+        """Returns the rows [N, d] with coordinates z [N, n_components]: z · components_.
 
         Of the normalised records, if `normalize`; they are not put back into the records' shape.
 
@@ -221,8 +235,8 @@ class DPPCA:
             raise ValueError(f"z has shape {z.shape}: give [N, {len(self.components_)}].")
         return z @ self.components_
 
-    def layer(self, name=None):
-        """A `PCAProjection` that does what `transform` does, on raw inputs within a model.
+    def layer(self, name: str | None = None) -> PCAProjection:
+        """Makes a `PCAProjection` that does what `transform` does, on raw inputs within a model.
 
         A `DPModel` that contains it reports an ε that includes what its components cost.
 
@@ -237,14 +251,14 @@ class DPPCA:
         return layer
 
     @property
-    def n_features_in_(self):
-        """d, the number of features of a record."""
+    def n_features_in_(self) -> int:
+        """Returns d, the number of features of a record."""
         if not hasattr(self, "components_"):  # as scikit-learn has it: absent before fit
             raise AttributeError("n_features_in_")
         return self.components_.shape[1]
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor."""
         return {
             "n_components": self.n_components,
             "noise_multiplier": self.noise_multiplier,
@@ -256,11 +270,11 @@ class DPPCA:
         }
 
     @classmethod
-    def from_config(cls, config):
-        """An object, not fitted, from what `get_config` gave."""
+    def from_config(cls, config: dict) -> Self:
+        """Makes an object, not fitted, from what `get_config` gave."""
         return cls(**config)
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike) -> None:
         """Writes arguments, components, noisy eigenvalues and the ledger to an .npz file.
 
         Raises:
@@ -273,8 +287,8 @@ class DPPCA:
             np.savez(file, config=config, ledger=self._ledger.to_json(), **arrays)
 
     @classmethod
-    def load(cls, path):
-        """The fitted object that `save` wrote, with its ledger."""
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Loads the fitted object that `save` wrote, with its ledger."""
         with np.load(path, allow_pickle=False) as stored:
             pca = cls.from_config(json.loads(stored["config"].item()))
             pca._ledger = PrivacyLedger.from_json(stored["ledger"].item())
@@ -287,8 +301,8 @@ class DPPCA:
             raise RuntimeError(f"{method} before fit: call fit(x) first.")
 
 
-def second_moment(x):
-    """A = Σ x xᵀ over the normalised records, [d, d], float64; private.
+def second_moment(x: ArrayLike | Iterable[ArrayLike]) -> np.ndarray:
+    """Computes A = Σ x xᵀ over the normalised records, [d, d], float64; private.
 
     Block by block, with the rounding error of every addition kept and added at the end (Knuth's
     two-sum): so the error grows as N · BLOCK and not as N².
@@ -309,8 +323,10 @@ def second_moment(x):
     return total + error
 
 
-def add_symmetric_noise(matrix, stddev, rng, secure=False):
-    """The upper triangle of a matrix plus N(0, stddev²) for each entry, mirrored: symmetric.
+def add_symmetric_noise(
+    matrix: np.ndarray, stddev: float, rng: np.random.Generator, secure: bool = False
+) -> np.ndarray:
+    """Adds N(0, stddev²) to each entry of a matrix's upper triangle, and mirrors it.
 
     secure: see `noise.add_gaussian`; stddev is then the noise multiplier too, at sensitivity 1.
     """

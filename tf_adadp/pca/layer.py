@@ -2,9 +2,12 @@
 
 import copy
 import math
+from collections.abc import Mapping, MutableMapping
+from typing import Self
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.gradients.ghost import declare_independent
@@ -39,8 +42,14 @@ class PCAProjection(keras.layers.Layer):
     """
 
     def __init__(
-        self, n_components, n_features, normalize=True, ledger=None, public=False, **kwargs
-    ):
+        self,
+        n_components: int,
+        n_features: int,
+        normalize: bool = True,
+        ledger: PrivacyLedger | None = None,
+        public: bool = False,
+        **kwargs: object,
+    ) -> None:
         # Raw inputs keep their type: float16 would overflow before they are normalised.
         super().__init__(autocast=False, **kwargs)
         for name, value in (("n_components", n_components), ("n_features", n_features)):
@@ -76,11 +85,11 @@ class PCAProjection(keras.layers.Layer):
             setattr(self.components, LEDGER_TAG, copy.copy(ledger))
 
     @property
-    def ledger(self):
-        """What was released about the components, by now with the model's own steps; or None."""
+    def ledger(self) -> PrivacyLedger | None:
+        """Returns the ledger of the components, by now with the model's own steps; or None."""
         return getattr(self.components, LEDGER_TAG, None)
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         """Checks the number of features."""
         shape = tuple(input_shape[1:])
         if None in shape or math.prod(shape) != self.n_features:
@@ -89,7 +98,7 @@ class PCAProjection(keras.layers.Layer):
                 f"{self.n_features} entries each, as the components were fitted on."
             )
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Projects a batch."""
         ops = keras.ops
         rows = ops.reshape(inputs, (ops.shape(inputs)[0], self.n_features))
@@ -103,17 +112,17 @@ class PCAProjection(keras.layers.Layer):
         outputs = ops.matmul(ops.cast(rows, "float32"), ops.transpose(self.components))
         return ops.cast(outputs, self.compute_dtype)
 
-    def compute_output_shape(self, input_shape):
-        """[B, k]."""
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
+        """Returns [B, k]."""
         return (input_shape[0], self.n_components)
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: MutableMapping) -> None:
         """Writes the ledger beside the components."""
         super().save_own_variables(store)
         if self.ledger is not None:
             store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Mapping) -> None:
         """Reads the components, and adds what they cost to what is known."""
         if "ledger" in store:
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
@@ -124,8 +133,8 @@ class PCAProjection(keras.layers.Layer):
                 self.ledger.merge(stored, same_data=True)
         self.components.assign(np.asarray(store["0"]))
 
-    def get_config(self):
-        """The arguments of the constructor, the ledger as JSON text."""
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor, the ledger as JSON text."""
         return {
             **super().get_config(),
             "n_components": self.n_components,
@@ -136,8 +145,8 @@ class PCAProjection(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config):
-        """The layer that `get_config` described."""
+    def from_config(cls, config: dict) -> Self:
+        """Makes the layer that `get_config` described."""
         ledger = config["ledger"]
         ledger = None if ledger is None else PrivacyLedger.from_json(ledger)
         return super().from_config({**config, "ledger": ledger})

@@ -4,8 +4,10 @@ What is refused here depends on shapes and types alone, never on values.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Rows are normalised to this and not to 1, so that rounding cannot carry a release past its
 # sensitivity. What it leaves free, 2⁻²³, is more than the rounding of norms (d·2⁻⁵³) and of the sum
@@ -15,7 +17,9 @@ LENGTH = 1.0 - 2.0**-24
 BLOCK = 256
 
 
-def row_blocks(x, width=None):
+def row_blocks(
+    x: ArrayLike | Iterable[ArrayLike], width: int | None = None
+) -> Iterator[np.ndarray]:
     """Yields x as arrays [n ≤ BLOCK, d], each record flattened.
 
     Args:
@@ -37,13 +41,13 @@ def row_blocks(x, width=None):
             yield matrix[start : start + BLOCK]
 
 
-def raw_rows(rows):
-    """Rows as they are, in float64."""
+def raw_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns rows as they are, in float64."""
     return rows.astype(np.float64)
 
 
-def unit_rows(rows):
-    """x / ‖x‖₂ · LENGTH for every row of [n, d], in float64; zero for rows that have no direction.
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Scales every row of [n, d] to norm LENGTH, in float64; rows without a direction become 0.
 
     Those are rows of zeros and rows with a NaN or an infinity. Every other row is divided by its
     largest entry first: then its square neither overflows nor vanishes.

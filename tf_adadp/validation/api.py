@@ -31,8 +31,8 @@ from tf_adadp.validation.probing import probe
 from tf_adadp.validation.report import Report
 
 
-def validate(model, loss=None, x=None, y=None):
-    """Lists what private training would refuse in a model, or do otherwise, each with the way out.
+def validate(model: keras.Model, loss: object = None, x: object = None, y: object = None) -> Report:
+    """Lists everything in a model that private training refuses or changes, each with a fix.
 
         report = validate(model, "sparse_categorical_crossentropy", x, y)
         print(report)                      # severity, where, problem, fix
@@ -75,8 +75,8 @@ def validate(model, loss=None, x=None, y=None):
     return Report(_problems(model, loss, x, y))
 
 
-def warn_of_mixing(model, element_spec, loss):
-    """Warns, before training, of layers and losses that treat examples otherwise than alone.
+def warn_of_mixing(model: keras.Model, element_spec: tuple, loss: CompileLoss | None) -> None:
+    """Warns, before training, of layers and losses that mix the examples of a batch.
 
     What Keras's own layers do is known; the model is tried on random data where it has others.
 

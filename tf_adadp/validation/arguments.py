@@ -1,5 +1,7 @@
 """What a DPModel refuses in the arguments of compile and fit, each with the way out."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,7 +9,7 @@ import tensorflow as tf
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.metrics.settings import PREFIX
 from tf_adadp.persistence.files import refuse_legacy_format
-from tf_adadp.utils.keras_compat import flat_losses, learning_rate_of
+from tf_adadp.utils.keras_compat import CompileLoss, flat_losses, learning_rate_of
 from tf_adadp.utils.problems import Problem, raise_first
 
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
@@ -18,7 +20,7 @@ _STEERED = (
 )
 
 
-def check_trainable_state(trainable_state):
+def check_trainable_state(trainable_state: Mapping[keras.Layer, bool]) -> None:
     """Refuses layers frozen or unfrozen since compile: sets and optimizer state would not fit.
 
     Args:
@@ -32,7 +34,11 @@ def check_trainable_state(trainable_state):
             )
 
 
-def check_callbacks(callbacks, released=(), optimizer=None):
+def check_callbacks(
+    callbacks: Iterable[keras.callbacks.Callback],
+    released: Sequence[str] = (),
+    optimizer: keras.optimizers.Optimizer | None = None,
+) -> None:
     """Refuses callbacks that let a raw training statistic steer the training, or that must fail.
 
     The latter would fail when they first act, with part of the budget spent.
@@ -78,7 +84,7 @@ def check_callbacks(callbacks, released=(), optimizer=None):
             )
 
 
-def check_data_source(x):
+def check_data_source(x: object) -> None:
     """Refuses data whose sampling law is unknown."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         raise TypeError(
@@ -96,8 +102,8 @@ def check_data_source(x):
         raise TypeError("x=None: give arrays with batch_size, or lots.")
 
 
-def label_problems(y):
-    """Yields a `Problem` for labels that no loss of numbers can take.
+def label_problems(y: object) -> Iterator[Problem]:
+    """Yields a `Problem` for each label of a type that no numeric loss takes.
 
     Args:
         y: a structure of KerasTensors, or None.
@@ -112,13 +118,13 @@ def label_problems(y):
             )
 
 
-def check_labels(y):
+def check_labels(y: object) -> None:
     """Raises ValueError for the first of `label_problems`."""
     raise_first(label_problems(y))
 
 
-def check_metric_names(names):
-    """Refuses names by which a training metric would pass for a released or validation one."""
+def check_metric_names(names: Iterable[str]) -> None:
+    """Refuses metric names that look like released or validation metrics."""
     for name in names:
         if name.startswith(("val_", "epsilon_at_", PREFIX)) or name == "epsilon":
             raise ValueError(
@@ -145,8 +151,10 @@ def declared_law(law: SamplingLaw, batch_rows: int) -> SamplingLaw:
     return law.as_declared()
 
 
-def check_class_labels(loss, y, y_pred, name="y"):
-    """Refuses class indices without an output, on which TensorFlow would stop in mid-run.
+def check_class_labels(
+    loss: CompileLoss | None, y: object, y_pred: object, name: str = "y"
+) -> None:
+    """Refuses class labels out of range, at which TensorFlow would stop during training.
 
     Args:
         loss: a built Keras `CompileLoss`, or None.

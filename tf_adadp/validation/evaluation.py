@@ -30,7 +30,9 @@ _NO_STRINGS = (
 )
 
 
-def check_validation_data(model, data, training_spec, y_pred):
+def check_validation_data(
+    model: keras.Model, data: object, training_spec: tuple, y_pred: object
+) -> None:
     """Refuses validation data that Keras would stop at after the first epoch.
 
     Only arrays are looked at by value. Of what gives batches, the form of a batch is: the test

@@ -1,5 +1,7 @@
 """What a DPModel refuses in a model's layers and methods, seen without running it."""
 
+from collections.abc import Iterator
+
 import keras
 
 from tf_adadp.gradients.ghost.independence import example_axes
@@ -17,13 +19,13 @@ _GIVEN_STATE = {
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 
 
-def layer_problems(model):
+def layer_problems(model: keras.Model) -> Iterator[Problem]:
     """Yields a `Problem` for every layer that mixes examples or keeps statistics of raw data."""
     for layer in layers_of(model):
         yield from _problems_of(layer)
 
 
-def check_layers(model):
+def check_layers(model: keras.Model) -> None:
     """Raises ValueError for the first error of `layer_problems`."""
     raise_first(layer_problems(model))
 
@@ -93,8 +95,8 @@ def _group_normalization(layer):
     return f"keras.layers.GroupNormalization({', '.join(arguments)})"
 
 
-def override_problems(model):
-    """Yields a `Problem` for every training method of a model's own, which a DPModel passes by."""
+def override_problems(model: keras.Model) -> Iterator[Problem]:
+    """Yields a `Problem` for every training method of a model that a DPModel does not call."""
     for name in ("train_step", "compute_loss"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             yield Problem(
@@ -104,12 +106,12 @@ def override_problems(model):
             )
 
 
-def check_overrides(model):
+def check_overrides(model: keras.Model) -> None:
     """Raises ValueError for the first error of `override_problems`."""
     raise_first(override_problems(model))
 
 
-def weight_problems(model):
+def weight_problems(model: keras.Model) -> Iterator[Problem]:
     """Yields a `Problem` where a built model has nothing to train."""
     if not model.trainable_variables:
         yield Problem(
@@ -119,12 +121,12 @@ def weight_problems(model):
         )
 
 
-def check_weights(model):
-    """Raises ValueError for `weight_problems`."""
+def check_weights(model: keras.Model) -> None:
+    """Raises ValueError for the first of `weight_problems`."""
     raise_first(weight_problems(model))
 
 
-def generator_problems(model):
+def generator_problems(model: keras.Model) -> Iterator[Problem]:
     """Yields a `Problem` for every layer that shares another one's seed generator."""
     owners = {}
     for layer, generator in seed_generators(model):

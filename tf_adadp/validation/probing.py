@@ -8,6 +8,7 @@ model then learns something else than it would without privacy.
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import PATCHING, replaced
 from tf_adadp.gradients.random_data import ROWS, random_batches
 from tf_adadp.utils.keras_compat import (
+    CompileLoss,
     call_arguments,
     get_keras_mask,
     layers_of,
@@ -29,8 +31,10 @@ from tf_adadp.utils.problems import Problem
 _ALONE = "in private training every example is worked on alone, as a batch of one"
 
 
-def probe(model, element_spec, loss=None):
-    """Yields a `Problem` for whatever a forward and a backward pass in training mode show.
+def probe(
+    model: keras.Model, element_spec: tuple, loss: CompileLoss | None = None
+) -> Iterator[Problem]:
+    """Yields a `Problem` for each fault that a forward and a backward pass on random data show.
 
     No variable is written. Everything found is a warning: training goes on, differently.
 

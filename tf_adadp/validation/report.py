@@ -2,37 +2,40 @@
 
 import itertools
 import textwrap
+from collections.abc import Iterable
+
+from tf_adadp.utils.problems import Problem
 
 _WIDTHS = (8, 22, 40, 36)  # of the printed columns
 
 
 class Report(list):
-    """The problems of a model, errors first: a list of `Problem` that prints as a table."""
+    """Lists the problems of a model, errors first, and prints them as a table."""
 
-    def __init__(self, problems=()):
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
         super().__init__(sorted(problems, key=lambda p: p.severity != "error"))
 
     @property
-    def errors(self):
-        """What private training refuses."""
+    def errors(self) -> list[Problem]:
+        """Lists what private training refuses."""
         return [p for p in self if p.severity == "error"]
 
     @property
-    def warnings(self):
-        """What private training accepts, and does otherwise than one may expect."""
+    def warnings(self) -> list[Problem]:
+        """Lists what private training accepts, and does otherwise than one may expect."""
         return [p for p in self if p.severity != "error"]
 
     @property
-    def ok(self):
-        """Whether there is no error."""
+    def ok(self) -> bool:
+        """Tells whether there is no error."""
         return not self.errors
 
-    def raise_if_any(self):
+    def raise_if_any(self) -> None:
         """Raises ValueError with all errors, one per line."""
         if self.errors:
             raise ValueError("\n".join(str(p) for p in self.errors))
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self:
             return "no problems found"
         rows = [("severity", "where", "problem", "fix")]

@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class LayerSettings:
-    """The layers of a model and, of each, what may tell how it treats the examples of a batch.
+    """Remembers the layers of a model and their settings that decide whether they mix examples.
 
     Those are the attributes that are named as arguments of its constructor, its parts, methods that
     were replaced on the instance, and whether it is known not to mix examples.
@@ -28,13 +28,13 @@ class LayerSettings:
         model: a built `keras.Model`.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
         # Holds what it saw: another object could get the id of one that is gone.
         self._seen = self._settings()
 
-    def check_unchanged(self):
-        """Raises ValueError where a layer is not what it was, or not the same layer."""
+    def check_unchanged(self) -> None:
+        """Raises ValueError where a layer or its settings changed."""
         now = self._settings()
         for (layer, settings), (other, others) in zip(self._seen, now, strict=False):
             if layer is not other:

@@ -6,8 +6,8 @@ import numpy as np
 from tf_adadp.utils.keras_compat import functional_inputs, inbound_nodes, is_kerass_own
 
 
-def check_tokens(model, x, name="x"):
-    """Refuses arrays with tokens beyond the table of an `Embedding` that reads them directly.
+def check_tokens(model: keras.Model, x: object, name: str = "x") -> None:
+    """Refuses arrays with tokens out of range for an `Embedding` that reads them directly.
 
     In training such a record contributes nothing, see `gradients.indices`; that it is there is an
     error all the same, and one to hear of before anything is spent.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import textwrap
+from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
@@ -16,6 +17,9 @@ from tf_adadp.utils.checks import (
     check_noise_multiplier,
     check_sampling_probability,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _Relation = dp_accounting.NeighboringRelation
 _NEIGHBOURS = {
@@ -150,7 +154,7 @@ class Comparison:
             note = ["", *textwrap.wrap(_FIXED_SIZE_NOTE, 96)]
         return "\n".join([f"{self.title}, δ = {self.delta:g}", "", *lines, *note])
 
-    def figure(self, points: int = 32, slow_points: int = 6):
+    def figure(self, points: int = 32, slow_points: int = 6) -> "Figure":
         """Returns a `matplotlib.figure.Figure` of ε over the number of releases, all bounds.
 
         Needs matplotlib (pip install "tf_adadp[examples]"), which is imported here. Dotted lines

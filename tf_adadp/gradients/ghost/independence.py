@@ -93,7 +93,7 @@ def declare_independent(*layer_classes):
     return layer_classes[0] if len(layer_classes) == 1 else None
 
 
-def mixing_reason(layer, has_rule=False):
+def mixing_reason(layer: keras.Layer, has_rule: bool = False) -> str | None:
     """Why a layer is not known to treat every example by itself, or None where it is.
 
     Args:
