@@ -3,10 +3,14 @@
 import collections
 import math
 import textwrap
+from typing import TYPE_CHECKING
 
 import dp_accounting
 
 from tf_adadp.accounting.laws.base import ONE_RECORD
+
+if TYPE_CHECKING:
+    from tf_adadp.accounting.ledger import PrivacyLedger
 
 _Relation = dp_accounting.NeighboringRelation
 _RELATIONS = {
@@ -22,7 +26,7 @@ _ACCOUNTANTS = {
     "wang_theorem27": "Rényi bound of Wang, Balle and Kasiviswanathan (2019), Theorem 27",
 }
 _ASSUMPTIONS = (
-    "lots were drawn as stated, and nobody knows which records were in them; noise keys stay "
+    "lots were drawn as stated, and which records were in them stays secret; noise keys stay "
     "secret; every release on these records is in this ledger; the number of {units} is public"
 )
 _NOT_COVERED = (
@@ -39,7 +43,11 @@ _FIXED = (
 
 
 def privacy_statement(
-    ledger, epsilon: float | None, delta: float, accountant: str, refusal: str | None
+    ledger: "PrivacyLedger",
+    epsilon: float | None,
+    delta: float,
+    accountant: str,
+    refusal: str | None,
 ) -> str:
     """Returns the statement for a `PrivacyLedger`, several lines ending in a newline.
 

@@ -147,16 +147,20 @@ def _gaussian_factors(sigma: float) -> np.ndarray:
     return factors
 
 
-class WangTheorem9Accountant(BoundAccountant):
+class _WangAccountant(BoundAccountant):
+    """Orders and conversion of both theorems."""
+
+    ORDERS = WANG_ORDERS
+    to_epsilon = staticmethod(improved_epsilon)
+    to_delta = staticmethod(improved_delta)
+
+
+class WangTheorem9Accountant(_WangAccountant):
     """A `dp_accounting` accountant with Theorem 9 of Wang et al. for the Gaussian.
 
     Orders `WANG_ORDERS`; conversion as `dp_accounting.rdp.RdpAccountant`'s. What it supports, and
     at which noise multiplier: see `BoundAccountant`.
     """
-
-    ORDERS = WANG_ORDERS
-    to_epsilon = staticmethod(improved_epsilon)
-    to_delta = staticmethod(improved_delta)
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
         """Theorem 9 with the Gaussian's own ε(j) = j/(2σ²)."""
@@ -167,12 +171,8 @@ class WangTheorem9Accountant(BoundAccountant):
         )
 
 
-class WangTheorem27Accountant(BoundAccountant):
-    """The same with Theorem 27: the tightest of the bounds that fixed-size lots have here."""
-
-    ORDERS = WANG_ORDERS
-    to_epsilon = staticmethod(improved_epsilon)
-    to_delta = staticmethod(improved_delta)
+class WangTheorem27Accountant(_WangAccountant):
+    """A `dp_accounting` accountant with Theorem 27: the tightest bound here for fixed-size lots."""
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
         """Theorem 27, capped."""

@@ -80,10 +80,10 @@ class FileLock:
             self._file.close()
             self._file = None
 
-    def __enter__(self):
+    def __enter__(self) -> "FileLock":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
