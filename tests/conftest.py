@@ -1,5 +1,6 @@
 """Test settings: quiet TensorFlow, seeds reset before every test."""
 
+import collections
 import os
 import pathlib
 
@@ -20,8 +21,13 @@ hypothesis.settings.load_profile("quick")
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items):
+    seen = collections.Counter()
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in EXTENDED_ROOMS:
+        test = item.path, getattr(item, "originalname", item.name)
+        seen[test] += 1
+        few = item.get_closest_marker("representative")
+        left_over = few is not None and seen[test] > few.args[0]
+        if left_over or item.path.relative_to(HERE).parts[0] in EXTENDED_ROOMS:
             item.add_marker("extended")
 
 

@@ -133,6 +133,7 @@ class AtEveryStep(keras.callbacks.Callback):
     on_train_batch_begin = on_train_batch_end = look
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("interval", "at_once", "max_steps"),
     [(1, 1, None), (3, 1, None), (100, 1, None), (3, 2, None), (2, 4, 7), (5, 1, 7)],

@@ -38,6 +38,7 @@ def _sums(layer, shape, masked_row):
     return dp.clipped_sum(model, crossentropy(), ((x, y, weight), mask), optimizer)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1)], ids=["rank 3", "rank 4"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_masked_row_changes_nothing(name, shape):

@@ -131,6 +131,7 @@ def distance(first, second):
     return np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(first, second, strict=True)))
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("name", MIXING)
 def test_one_example_moves_the_sum_by_its_own_part_alone(name):
     """Without the map, or with one engine for all, the loud example moves the others' as well."""
@@ -190,6 +191,7 @@ PARTS = {
 }
 
 
+@pytest.mark.representative(3)
 @pytest.mark.parametrize("name", PARTS)
 def test_layers_that_may_mix_do_not_run_on_batches(name):
     assert ghost.mixing_reason(PARTS[name]()) is not None

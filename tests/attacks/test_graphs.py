@@ -100,6 +100,7 @@ def writes_a_summary(path, x):
     return x
 
 
+@pytest.mark.representative(3)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize("keep", [keeps_in_a_file, keeps_in_an_accumulator, writes_a_summary])
 def test_state_kept_outside_of_variables(tmp_path, keep, engine):

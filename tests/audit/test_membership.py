@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from tests.helpers import crossentropy
 from tf_adadp import audit
 
+pytestmark = pytest.mark.extended
+
 N, DELTA = 120, 1e-5
 
 

@@ -8,6 +8,8 @@ import tf_adadp as dp
 from tests.helpers import crossentropy, data, exact_sgd, plain_model, private_model
 from tf_adadp import audit
 
+pytestmark = pytest.mark.extended
+
 M, DELTA = 200, 1e-5
 
 

@@ -68,6 +68,7 @@ def test_a_million_draws_come_within_a_tenth_of_the_claim(target):
     assert audit.epsilon_lower_bound(*pair, DELTA).epsilon < claim / 1.25
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("target", [1.0, 4.0])
 @pytest.mark.parametrize(("share", "draws"), [(0.9, 10**6), (0.8, 10**5), (0.67, 10**5)])
 def test_less_noise_than_charged_is_caught(target, share, draws):

@@ -31,6 +31,7 @@ def _trained(gradient_engine, optimizer, **wrap):
     return model, history
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_curves_coincide(name):
     ghost, ghost_history = _trained("ghost", OPTIMIZERS[name]())
@@ -43,6 +44,7 @@ def test_training_curves_coincide(name):
     assert ghost_history["accuracy"] == plain_history["accuracy"]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("physical_batch_size", [1, 7, 16, 1000])
 def test_chunks_change_nothing(physical_batch_size):
     whole, _ = _trained("ghost", exact_sgd())

@@ -96,6 +96,7 @@ def _sums(model, engine_name, *lots, loss=None):
     ]
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize(
     ("name", "engine_name"),
     [

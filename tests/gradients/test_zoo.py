@@ -17,6 +17,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("names", GROUPS, ids=" ".join)
 def test_clipped_sum_equals_a_loop_over_single_examples(names):
     process = subprocess.run(

@@ -490,6 +490,7 @@ def test_keras_files_do_not_hold_the_key(tmp_path, openly):
     assert _shows(data, words) == openly
 
 
+@pytest.mark.extended
 def test_replicas_share_key_step_and_noise():
     """Two logical devices need a process of their own."""
     script = """
@@ -532,6 +533,7 @@ def test_replicas_share_key_step_and_noise():
     assert result.stdout.splitlines()[-1:] == ["equal, or refused"], result.stderr[-2000:]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_does_not_get_the_parents_noise_key():
     """In a process of its own: TensorFlow's threads do not survive the fork of a test run."""

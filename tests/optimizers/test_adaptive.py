@@ -175,6 +175,7 @@ def test_the_step_is_divided_by_the_shape_of_the_noise(momentum):
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_rescaled_input_is_trained_alike():
     """Rows of gradients scaled by s make rows of the weights move 1/s as far: once the prior knows
     the scales, the functions that are trained agree, up to its floor and rate of learning."""
@@ -280,6 +281,7 @@ def test_the_printed_form_is_charged_infinity():
         assert event == law.event(8.0)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("clipping", ["ellipsoid", "local"])
 @pytest.mark.parametrize("signal", [0.0, 1.0])
 @pytest.mark.parametrize("lot", [64, 8192])

@@ -308,6 +308,7 @@ class Centring(keras.layers.Layer):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_scores_are_sums_over_examples(engine):
     layers = (
@@ -539,6 +540,7 @@ def test_the_printed_choice_is_charged_as_no_privacy():
     assert private.epsilon(DELTA) == math.inf
 
 
+@pytest.mark.extended
 def test_without_noise_it_descends():
     x, y = data()
     optimizer = make(math.inf, allow_no_noise=True, max_step_size=1.0)
@@ -552,6 +554,7 @@ def test_without_noise_it_descends():
 # Saving.
 
 
+@pytest.mark.extended
 def test_saved_in_the_middle_of_a_round(tmp_path):
     x, y = data()
 
@@ -592,6 +595,7 @@ def test_bad_records_and_empty_lots():
     assert {e.law.expected_size for e in private.ledger.entries} == {60, 1}
 
 
+@pytest.mark.extended
 def test_compiled_by_xla():
     x, y = data()
     private = wrapped(make(5.0, splits=3), engine="vectorized", jit_compile=True)
@@ -609,6 +613,7 @@ def test_microbatches_are_charged_as_such():
     assert private.epsilon(DELTA) <= 5.0
 
 
+@pytest.mark.extended
 def test_a_small_problem_is_learnt():
     from sklearn.datasets import load_digits
 
@@ -623,6 +628,7 @@ def test_a_small_problem_is_learnt():
     assert private.evaluate(x[1500:], y[1500:], verbose=0)[1] > 0.85
 
 
+@pytest.mark.extended
 def test_under_a_privacy_callback(tmp_path):
     """ε in the logs, every release on disk before it is made, and no second budget."""
     x, y = data()

@@ -139,6 +139,7 @@ def noise_only(optimizer, steps, lot_size):
     return float(np.sqrt(np.mean(flat(b) ** 2)))
 
 
+@pytest.mark.extended
 def test_adaclip_does_not_diverge():
     """σ*²·m/L = 110, far above 2.07: only the print's free scale with a large h2 runs away."""
     arguments = {"noise_multiplier": 4.0, "seed": 3}
@@ -148,6 +149,7 @@ def test_adaclip_does_not_diverge():
     assert noise_only(built(printed), 60, 10.0) > 1e3
 
 
+@pytest.mark.extended
 def test_adaclip_shrinks_noise_where_gradients_are_small():
     """Section 3's toy: one coordinate varies, the others hardly; the noise follows."""
     rng = np.random.default_rng(4)
@@ -441,6 +443,7 @@ def test_configs(name):
     assert str(again.get_config()) == str(config)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "make_one",
     [

@@ -148,6 +148,7 @@ def test_optimizers_take_any_prior_and_keep_it_when_saved(make, name):
     assert again.prior is not optimizer.prior
 
 
+@pytest.mark.extended
 def test_a_prior_of_the_users_own(tmp_path):
     @keras.saving.register_keras_serializable(package="tests")
     class Halves(priors.Prior):

@@ -472,6 +472,7 @@ def test_training_is_a_function_of_its_releases():
 # Saving, loading, and refusals.
 
 
+@pytest.mark.extended
 def test_a_saved_run_goes_on(tmp_path):
     x, y = data()
     optimizer = make(learning_rate=5.0, initial_temperature=300.0, momentum=0.5)

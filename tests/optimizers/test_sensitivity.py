@@ -40,7 +40,7 @@ def moved_by(optimizer, lot, example):
 @pytest.fixture(scope="module", params=sorted(OPTIMIZERS))
 def trained(request):
     optimizer = make(request.param)
-    advance(optimizer, np.random.default_rng(5), 30)
+    advance(optimizer, np.random.default_rng(5), 8)
     return optimizer
 
 

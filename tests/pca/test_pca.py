@@ -112,6 +112,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
 def test_batches_are_as_good_as_an_array(make):
     x = digits()[0]

@@ -108,6 +108,7 @@ def restored(make, folder, name):
     return model
 
 
+@pytest.mark.representative(6)
 @pytest.mark.parametrize(
     ("name", "step"),
     [
@@ -159,6 +160,7 @@ def datasets(file):
     return found
 
 
+@pytest.mark.representative(1)
 def test_no_file_holds_a_key(run):
     _, model, _, folder = run
     keys = [k for k in vars(model.optimizer).values() if isinstance(k, noise.SecretKey)]

@@ -79,6 +79,7 @@ def run_here(folder, lines):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
+@pytest.mark.extended
 def test_ten_steps_are_five_and_five_in_another_process(saved, tmp_path):
     for copy in ("straight", "parts"):
         shutil.copytree(saved, tmp_path / copy)

@@ -214,6 +214,7 @@ def test_no_key_is_written_anywhere(tmp_path):
         assert not any(number in content for content in contents)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("first", ["tf_adadp", "keras"])
 def test_keras_loads_private_models_whichever_is_imported_first(first, tmp_path):
     x, y = data()

@@ -129,8 +129,8 @@ _WITH_ALL_SETS = ("dense", "convolution")
 @pytest.mark.parametrize(
     ("name", "names"),
     [
-        *((name, None) for name in _WITH_ALL_SETS),
-        *((name, SOME_SETS) for name in MODELS if name not in _WITH_ALL_SETS),
+        *((name, SOME_SETS) for name in MODELS),
+        *(pytest.param(n, None, marks=pytest.mark.extended) for n in _WITH_ALL_SETS),
         *(
             pytest.param(n, None, marks=pytest.mark.nightly)
             for n in MODELS
@@ -146,6 +146,7 @@ def test_sums_agree(name, names):
         assert _apart(ghost[k], plain[k]) < 1e-4, k
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", ["dense", "convolution"])
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_sums_agree_in_mixed_precision(name, policy):

@@ -83,6 +83,7 @@ class CentredInPart(Centred):
         return x + 0.01 * super().call(x)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("layer", [Centred, CentredInPart])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_layers_that_mix_examples_do_not_let_one_change_the_gradient_of_another(layer, place):
@@ -179,6 +180,7 @@ def test_layers_called_in_a_scan():
         _engine(model, gradient_engine="ghost")
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["while", "map"])
 def test_layers_called_in_loops(kind):
     """Refused, or mapped whole; in no case wrong."""
@@ -342,6 +344,7 @@ def test_kept(name):
     assert "map" not in {g.rule for g in plan.gradients}
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_is_kept(policy):
     """Norms and sums are float32; what differs is the rounding of the passes."""
