@@ -166,7 +166,7 @@ def weights_case(case, width=5000, depth=4, lot=256, timed=5):
         "case": case,
         "weights": total,
         "trained": trained,
-        "engine": private._run.plan.engine,
+        "engine": private.session.prepared.plan.engine,
         "lot_size": lot,
         "seconds_per_step": round((time.perf_counter() - start) / timed, 3),
         "peak_mb": round(measuring.peak_memory_mb(), 0),

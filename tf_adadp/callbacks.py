@@ -1,7 +1,10 @@
 """PrivacyCallback: ε in every log, a ledger file written ahead, a stop before the budget ends."""
 
 import io
+import os
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -69,15 +72,15 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        target_delta,
-        max_epsilon=None,
-        accountant="rdp",
-        ledger_path=None,
-        ledger_interval=100,
-        dataset=None,
-        same_data=False,
-        extra_deltas=(),
-        log_dir=None,
+        target_delta: float,
+        max_epsilon: float | None = None,
+        accountant: str = "rdp",
+        ledger_path: str | os.PathLike | None = None,
+        ledger_interval: int = 100,
+        dataset: str | None = None,
+        same_data: bool = False,
+        extra_deltas: Sequence[float] = (),
+        log_dir: str | os.PathLike | None = None,
     ):
         super().__init__()
         extra_deltas = tuple(extra_deltas)
@@ -108,11 +111,11 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._done = 0
         self._stopped = False
 
-    def epsilon(self):
-        """The model's ε so far."""
+    def epsilon(self) -> float:
+        """Returns the model's ε so far."""
         return self.model.epsilon(self.target_delta, self.accountant)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         """Checks that ε can be reported and that the budget has room for one execution."""
         if not hasattr(self.model, "ledger"):
             raise ValueError(
@@ -138,11 +141,11 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._check_budget()
         if self.max_epsilon is None:  # refuses, before it is trained, what could not be reported
             self.model.ledger.preview(
-                self.model.step_event,
+                self.model.session.step_event,
                 1,
                 self.target_delta,
                 self.accountant,
-                law=self.model.step_law,
+                law=self.model.session.run.law,
             )
 
     def _check_data(self):
@@ -150,7 +153,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.same_data:
             return
         names = [] if self.dataset is None else [self.dataset]
-        law = self.model.step_law
+        law = self.model.session.run.law
         sizes = [] if law.num_units is None else [(law.unit, law.num_units)]
         self.model.ledger.check_data(names, sizes)
         if self._file is None:
@@ -167,7 +170,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._seen_steps = ledger.steps
         if self.max_epsilon is None:
             return
-        event, law = self.model.step_event, self.model.step_law
+        event, law = self.model.session.step_event, self.model.session.run.law
         if self.accountant == "rdp":
             if self._budget is None:
                 self._budget = self._begin_budget(event, law)
@@ -176,7 +179,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             self._remaining = ledger.remaining(
                 event, self.max_epsilon, self.target_delta, self.accountant, law=law
             )
-        self._remaining = self.model.affordable_steps(self._remaining)
+        self._remaining = self.model.session.affordable_steps(self._remaining)
         if self._remaining < self.model.steps_per_execution:
             after = ledger.preview(event, 1, self.target_delta, self.accountant, law=law)
             raise ValueError(
@@ -187,8 +190,8 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "(accounting.calibrate_noise_multiplier finds one), or smaller lots."
             )
 
-    def share_budget(self, from_chief):
-        """On several hosts: how many steps still fit is what the first one finds, now.
+    def share_budget(self, from_chief: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Takes over, on several hosts, how many steps still fit by the first one's count.
 
         Called after the callbacks that restore, on hosts whose ledgers are alike since.
 
@@ -226,14 +229,14 @@ class PrivacyCallback(keras.callbacks.Callback):
         ledger.begin_budget(budget)
         return budget
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Counts how many steps the run has before it."""
         steps, at_once = self.params["steps"], self.model.steps_per_execution
         # Executions are whole, so the last one of an epoch may go beyond its steps.
         epochs_left = self.params["epochs"] - epoch
         self._planned = self._done + epochs_left * -(-steps // at_once) * at_once
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Writes the coming steps ahead where the file does not have them.
 
         Counts the budget anew where another callback restored a ledger or charged it.
@@ -257,11 +260,11 @@ class PrivacyCallback(keras.callbacks.Callback):
                 ahead = min(ahead, limit)
         ahead = max(ahead, coming)
         self._writes = True
-        self._file.write(self.model.announced_ledger(ahead))
+        self._file.write(self.model.session.announced_ledger(ahead))
         self._written_steps = steps + ahead
 
-    def on_train_batch_end(self, batch, logs=None):
-        """ε into the logs; stops if the next execution would exceed the budget."""
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Puts ε into the logs; stops if the next execution would exceed the budget."""
         if logs is not None and self.accountant != "pld":
             logs["epsilon"] = self.epsilon()
         steps = self.model.steps_per_execution
@@ -272,31 +275,31 @@ class PrivacyCallback(keras.callbacks.Callback):
             if self._remaining < steps:
                 self._stopped = self.model.stop_training = True
 
-    def on_epoch_end(self, epoch, logs=None):
-        """ε into the logs, at every δ."""
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Puts ε at every δ into the logs."""
         if logs is not None:
             logs["epsilon"] = self.epsilon()
             for delta in self.extra_deltas:
                 logs[f"epsilon_at_{delta:g}"] = self.model.epsilon(delta, self.accountant)
 
-    def on_train_end(self, logs=None):
-        """Says where a budget ended training; the curve δ(ε) into TensorBoard."""
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Prints where a budget ended training, and gives TensorBoard the curve δ(ε)."""
         if self._stopped and self.params.get("verbose"):
             print_msg(
                 f"PrivacyCallback: training ended after {self._done} steps at ε = "
                 f"{self.epsilon():.6g}; more would exceed max_epsilon={self.max_epsilon}."
             )
-        if self not in self.model.fit_callbacks:  # else `fit` does, after the other callbacks
+        if self not in self.model.session.callbacks:  # else `fit` does, after the other callbacks
             self.finish(None)
         log_dir = self.log_dir
-        for callback in self.model.fit_callbacks:
+        for callback in self.model.session.callbacks:
             if log_dir is None and isinstance(callback, keras.callbacks.TensorBoard):
                 log_dir = pathlib.Path(callback.log_dir) / "train"
         if log_dir is not None:
             _write_curve(self.model.ledger, self.target_delta, self.accountant, log_dir)
 
-    def finish(self, error):
-        """Puts on record how the run ended, and the exact ledger into its file; once per run.
+    def finish(self, error: BaseException | None) -> None:
+        """Records how the run ended, and writes the exact ledger into its file; once per run.
 
         `DPModel.fit` calls it also where an exception ends the training.
 
@@ -318,20 +321,20 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def _record_end(self, error):
         model = self.model
-        by_budget = self._stopped or not model.optimizer.can_continue(model.step_law)
+        by_budget = self._stopped or not model.optimizer.can_continue(model.session.run.law)
         if error is None and (by_budget or not self._planned or self._done >= self._planned):
             return
         if error is not None:
             who = type(error).__name__
         else:
-            stoppers = [c for c in model.fit_callbacks if getattr(c, "stopped_epoch", 0)]
+            stoppers = [c for c in model.session.callbacks if getattr(c, "stopped_epoch", 0)]
             names = [f"{type(c).__name__}(monitor={c.monitor!r})" for c in stoppers]
             who = " and ".join(names) or "a callback"
         reason = f"{who} ended training after {self._done} of {self._planned} planned steps"
         model.ledger.mark_odometer(reason)
 
-    def get_config(self):
-        """The arguments of the constructor."""
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
         return {
             "target_delta": self.target_delta,
             "max_epsilon": self.max_epsilon,
@@ -345,13 +348,13 @@ class PrivacyCallback(keras.callbacks.Callback):
         }
 
     @classmethod
-    def from_config(cls, config):
-        """The callback that `get_config` described."""
+    def from_config(cls, config: dict[str, Any]) -> "PrivacyCallback":
+        """Makes the callback that `get_config` described."""
         return cls(**config)
 
 
 def _write_curve(ledger, delta, accountant, log_dir):
-    """An image of δ(ε) for TensorBoard, under the name "privacy"."""
+    """Writes an image of δ(ε) for TensorBoard, under the name "privacy"."""
     from tf_adadp.accounting.curve import privacy_curve  # draws with matplotlib
 
     try:

@@ -5,7 +5,7 @@ import pytest
 
 import tf_adadp as dp
 from tests.helpers import data, private_model
-from tf_adadp.distribution import workers
+from tf_adadp.training.chief import privacy_arguments
 
 
 def arguments(optimizer, callbacks=()):
@@ -14,7 +14,7 @@ def arguments(optimizer, callbacks=()):
 
     class Sees(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            found.append(workers.privacy_arguments(self.model))
+            found.append(privacy_arguments(self.model))
             raise KeyboardInterrupt
 
     x, y = data()

@@ -78,7 +78,9 @@ def test_a_step_equals_plain_gradient_descent(layer):
         private.fit(x, y, batch_size=4, verbose=0)
     for a, b in zip(private.get_weights(), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert ("one example after the other" in private._run.plan.reason) == (layer is not While)
+    assert ("one example after the other" in private.session.prepared.plan.reason) == (
+        layer is not While
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_loss_that_loops_like_ctc_is_worked_on_example_by_example():
     assert not [record for record in log if record.filename == "pfor.py"]
     for found, wanted in zip(private.get_weights(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert "one example after the other" in private._run.plan.reason
+    assert "one example after the other" in private.session.prepared.plan.reason
 
 
 # --- what TensorFlow's log is spared --------------------------------------------------------------

@@ -118,10 +118,12 @@ def test_lots_of_no_row_and_of_one(layers, size):
     assert model.ledger.steps == 8
     (x_spec, y_spec, _), mask_spec = lots.as_dataset(1, 1).element_spec
 
+    engine = model.session.prepared.engine
+
     @tf.function(input_signature=[x_spec, y_spec, mask_spec])
     def summed(x, y, mask):
         lot, ball = ((x, y, None), mask), clipping.L2Ball(1e6)
-        return model._run.engine.clipped_sum(lot, ball, tf.zeros([2], tf.int64))[0]
+        return engine.clipped_sum(lot, ball, tf.zeros([2], tf.int64))[0]
 
     totals = []
     for rows in (0, 1, 3):

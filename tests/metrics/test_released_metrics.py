@@ -381,10 +381,11 @@ def test_the_saved_model_releases_on_and_holds_no_sums_or_keys(trained, tmp_path
     model.save(tmp_path / "model.keras")
     loaded = dp.load_model(tmp_path / "model.keras")
     assert loaded.get_compile_config() == model.get_compile_config()
-    assert loaded._released_metrics == model._released_metrics
+    settings = model.session.compiled.released_metrics
+    assert loaded.session.compiled.released_metrics == settings
     assert loaded.optimizer.metrics_noise_multiplier == TINY
     held = {id(v) for v in (*model.variables, *model.optimizer.variables)}
-    hidden = model._run.released
+    hidden = model.session.prepared.released
     assert not held & {id(hidden._sums), *(id(v) for m in hidden._means for v in m.variables)}
     x, y = data()
     x[0] = np.nan
@@ -394,7 +395,7 @@ def test_the_saved_model_releases_on_and_holds_no_sums_or_keys(trained, tmp_path
     others = logs["released_loss"] - 50 / ROWS
     assert 0 < others < 5
     assert np.all(np.isfinite(loaded.get_weights()[0]))
-    assert np.any(loaded._run.released._key.key.numpy() != hidden._key.key.numpy())
+    assert np.any(loaded.session.prepared.released._key.key.numpy() != hidden._key.key.numpy())
 
 
 def test_an_optimizer_that_another_model_compiled_charges_nothing_it_does_not_know(trained):

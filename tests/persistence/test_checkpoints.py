@@ -165,7 +165,7 @@ def test_no_file_holds_a_key(run):
     _, model, _, folder = run
     keys = [k for k in vars(model.optimizer).values() if isinstance(k, noise.SecretKey)]
     words = [int(word) for key in keys for word in key.key.numpy()]
-    lots = model._run.lots.key._key
+    lots = model.session.run.lots.key._key
     words += [(lots & (2**64 - 1)) - 2**63, (lots >> 64) - 2**63]  # as signed words, shifted
     assert len(words) >= 6
     patterns = [lots.to_bytes(16, order) for order in ("little", "big")]

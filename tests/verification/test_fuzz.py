@@ -5,9 +5,10 @@ import re
 import dp_accounting
 import pytest
 
-from tf_adadp import clipping, model
+from tf_adadp import clipping
 from tf_adadp.charging.charges import Charges
 from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.training import session
 from verification import fuzz
 from verification.fuzzing import check
 from verification.fuzzing.cases import draw_case
@@ -109,7 +110,7 @@ def _says_nothing_useful(monkeypatch):
     def prepare(self, spec):
         raise KeyError("x")
 
-    monkeypatch.setattr(model.DPModel, "_prepare", prepare)
+    monkeypatch.setattr(session.Session, "prepare", prepare)
 
 
 @pytest.mark.parametrize(

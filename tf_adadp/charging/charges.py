@@ -15,7 +15,7 @@ from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.charging.lot_releases import LotReleases, when_run
 from tf_adadp.distribution import replicas
 from tf_adadp.noise import SecretKey
-from tf_adadp.persistence.weights_ledger import OPTIMIZERS_TAG, note_charged
+from tf_adadp.persistence.weights_ledger import note_charged, note_optimizer
 from tf_adadp.utils.checks import check_integer
 
 # A class that defines one of these charges or makes steps by itself, see `cover_metrics`.
@@ -117,9 +117,7 @@ class Charges:
     def attach(self, variables: Sequence[tf.Variable]) -> None:
         """Ties the weights to this optimizer and to the ledgers charged before it was built."""
         self._variables = variables
-        for variable in variables:
-            others = getattr(variable, OPTIMIZERS_TAG, ())
-            setattr(variable, OPTIMIZERS_TAG, (*others, self._optimizer))
+        note_optimizer(variables, self._optimizer)
         for ledger in self._before_build:
             note_charged(variables, ledger)
         self._before_build.clear()

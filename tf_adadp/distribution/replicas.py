@@ -10,6 +10,10 @@ The sums that travel between the replicas are raw. So is the noise key, which th
 gives to the others when it is made. The connections between hosts must be private ones.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 _STRATEGIES = (
@@ -19,21 +23,21 @@ _STRATEGIES = (
 )
 
 
-def num_replicas():
-    """R, how many replicas run the calling code in step; 1 outside of a strategy."""
+def num_replicas() -> int:
+    """Counts the replicas, R, that run the calling code in step; 1 outside of a strategy."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def replica_number():
-    """Which of them this is, an int64 scalar tensor from 0; 0 outside of a strategy."""
+def replica_number() -> tf.Tensor:
+    """Returns which of them this is, an int64 scalar from 0; 0 outside of a strategy."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tf.zeros([], tf.int64)
     return tf.cast(context.replica_id_in_sync_group, tf.int64)
 
 
-def all_reduced(structure):
-    """The sum over all replicas of every tensor of a structure: equal on all of them.
+def all_reduced(structure: Any) -> Any:
+    """Adds up every tensor of a structure over all replicas: the sums are equal on all of them.
 
     Called by each replica. With one replica, and outside of `Strategy.run`, the structure itself.
     """
@@ -51,13 +55,13 @@ def all_reduced(structure):
     return tf.nest.pack_sequence_as(structure, summed)
 
 
-def copies(variable):
-    """The `tf.Variable`s that a variable is kept in: one per replica, or itself."""
+def copies(variable: tf.Variable) -> Any:
+    """Returns the `tf.Variable`s that a variable is kept in: one per replica, or itself."""
     return getattr(variable, "values", None) or [variable]
 
 
-def split_lot(lot, shares):
-    """A lot as `shares` lots, whose physical batches are dealt out in order.
+def split_lot(lot: tuple, shares: int) -> tuple:
+    """Splits a lot into `shares` lots, whose physical batches are dealt out in order.
 
     Args:
         lot: `((x, y, sample_weight), mask)`, every leaf [P, B, ...].
@@ -83,8 +87,10 @@ def split_lot(lot, shares):
     return tf.nest.map_structure(split, lot)
 
 
-def distribute(dataset, strategy):
-    """Lots as what `strategy` iterates over: at every step each replica gets a share of one lot.
+def distribute(
+    dataset: tf.data.Dataset, strategy: tf.distribute.Strategy
+) -> tuple[Any, Callable[[Any], tuple]]:
+    """Makes lots into what `strategy` iterates over: each replica gets a share of every lot.
 
     Args:
         dataset: a `tf.data.Dataset` of lots; on several hosts, of this one's part of each lot.
@@ -118,7 +124,7 @@ def distribute(dataset, strategy):
     return strategy.distribute_datasets_from_function(lambda context: parts), share
 
 
-def check_microbatches(strategy, microbatch_size):
+def check_microbatches(strategy: tf.distribute.Strategy, microbatch_size: int) -> None:
     """Refuses microbatches where the share that an example is in depends on other examples.
 
     Each replica has slots of its own. Replicas of ONE process are dealt the rows of a lot in order,
@@ -139,12 +145,12 @@ def check_microbatches(strategy, microbatch_size):
             )
 
 
-def is_strategy(strategy):
-    """Whether it is one that a DPModel trains under, and not TensorFlow's default."""
+def is_strategy(strategy: tf.distribute.Strategy) -> bool:
+    """Tells whether a DPModel trains under it, and it is not TensorFlow's default."""
     return isinstance(strategy, _STRATEGIES)
 
 
-def check_strategy(model, strategy):
+def check_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses strategies, and models made outside of them, that would not train privately.
 
     Raises:

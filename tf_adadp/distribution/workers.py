@@ -10,18 +10,16 @@ Restoring and writing files is therefore for the chief alone: it is the one that
 the ledger file.
 """
 
-import hashlib
-import json
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_adadp.distribution import replicas
 
 
-def num_workers(strategy):
-    """W, how many processes train together under this strategy."""
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Counts the processes, W, that train together under this strategy."""
     resolver = strategy.cluster_resolver
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
         return 1
@@ -29,8 +27,8 @@ def num_workers(strategy):
     return max(1, sum(len(spec.get(kind, ())) for kind in ("chief", "worker")))
 
 
-def worker_number(strategy=None):
-    """Which of the workers this process is, 0 for the chief; 0 where there is but one."""
+def worker_number(strategy: tf.distribute.Strategy | None = None) -> int:
+    """Returns which of the workers this process is: 0 for the chief, and without others."""
     strategy = strategy or tf.distribute.get_strategy()
     if num_workers(strategy) == 1:
         return 0
@@ -39,8 +37,8 @@ def worker_number(strategy=None):
     return int(resolver.task_id or 0) + (has_chief and resolver.task_type == "worker")
 
 
-def from_chief(strategy, values):
-    """The chief's values, on all workers: numpy arrays, everywhere of the same shapes and types.
+def from_chief(strategy: tf.distribute.Strategy, values: list[Any]) -> list[np.ndarray]:
+    """Returns the chief's values on all workers: arrays of the same shapes and types everywhere.
 
     They travel as bits, so they arrive as they are.
     """
@@ -56,8 +54,8 @@ def from_chief(strategy, values):
     return found
 
 
-def bytes_from_chief(strategy, data):
-    """The chief's bytes, on all workers, whatever the others pass."""
+def bytes_from_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
+    """Returns the chief's bytes on all workers, whatever the others pass."""
     if num_workers(strategy) == 1:
         return data
     (size,) = from_chief(strategy, [np.array(len(data), np.int64)])
@@ -71,14 +69,14 @@ def _bits_from_chief(strategy, data, size):
     return _summed(strategy, words).tobytes()[:size]
 
 
-def total(strategy, value):
-    """The sum of a whole number over all workers, an int."""
+def total(strategy: tf.distribute.Strategy, value: int) -> int:
+    """Adds up a whole number over all workers."""
     if num_workers(strategy) == 1:
         return int(value)
     return int(_summed(strategy, np.array(value, np.int64)))
 
 
-def check_alike(strategy, **values):
+def check_alike(strategy: tf.distribute.Strategy, **values: float) -> None:
     """Raises ValueError, on all workers, where numbers differ between them."""
     if num_workers(strategy) == 1:
         return
@@ -115,59 +113,8 @@ def _summed(strategy, value):
     return strategy.experimental_local_results(summed(tf.convert_to_tensor(value)))[0].numpy()
 
 
-def privacy_arguments(model):
-    """{what: number} of a compiled model in a running `fit`: alike where privacy is set alike.
-
-    Hashes, of 48 bits, which float64 holds exactly. The learning rate comes from the chief.
-    """
-    config = model.optimizer.get_config()
-    shown = {k: v for k, v in config.items() if k not in ("name", "learning_rate")}
-    privacy = [c for c in model.fit_callbacks if getattr(c, "reports_privacy", False)]
-    budgets = [(str(c.target_delta), str(c.max_epsilon), c.accountant) for c in privacy]
-    return {
-        "sampling law, hashed": _hashed(model.step_law.to_config()),
-        "optimizer's arguments, hashed": _hashed([type(model.optimizer).__name__, shown]),
-        "released_metrics, hashed": _hashed(model._released_metrics),
-        "budgets of PrivacyCallbacks, hashed": _hashed(budgets),
-        "trainable weights, hashed": _hashed([list(v.shape) for v in model.trainable_variables]),
-    }
-
-
-def _hashed(value):
-    serialized = keras.saving.serialize_keras_object(value)
-    # What JSON cannot hold has a form that may differ between processes.
-    text = json.dumps(serialized, sort_keys=True, default=lambda v: type(v).__name__)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
-
-
-class ShareChiefsState(keras.callbacks.Callback):
-    """When training begins, after callbacks that restore: all workers take the chief's state.
-
-    Weights, optimizer state, ledger, noise keys (new ones) and the epoch to begin with. All must
-    clip, add noise and stop alike: each charges for what IT was told, and shares come from all.
-    """
-
-    def on_train_begin(self, logs=None):
-        """See the class."""
-        model, strategy = self.model, self.model.distribute_strategy
-        variables = [*model.variables, *model.optimizer.variables]
-        variables = list({id(v): v for v in variables}.values())
-        check_alike(
-            strategy,
-            variables=len(variables),
-            steps_per_execution=model.steps_per_execution,
-            **privacy_arguments(model),
-        )
-        chief = worker_number(strategy) == 0
-        values = from_chief(strategy, [v.numpy() for v in variables])
-        if not chief:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-        model.take_chiefs_ledger(strategy)
-        check_alike(strategy, releases=model.optimizer.releases)
-        model.optimizer.renew_keys(lambda key: from_chief(strategy, [key])[0])
-        epoch = from_chief(strategy, [np.array(model._initial_epoch or 0, np.int64)])[0]
-        model._initial_epoch = int(epoch) or None
-        for callback in model.fit_callbacks:
-            if getattr(callback, "reports_privacy", False):
-                callback.share_budget(lambda value: from_chief(strategy, [value])[0])
+def stacked(strategy: tf.distribute.Strategy, logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs as Keras reduces them: on several hosts it takes a mean over a first axis."""
+    if num_workers(strategy) == 1:
+        return logs
+    return {name: tf.expand_dims(value, 0) for name, value in logs.items()}

@@ -9,6 +9,7 @@ from tf_adadp.clipping import ClippedSums
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.choose import Engine, make_engine
+from tf_adadp.utils.attached import ENGINES, attached_dict
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 
 
@@ -96,7 +97,7 @@ def _cached_engine(model, loss, element_spec, **options):
     """
     # On the model, past Keras's tracking: the engine holds the model, so any other owner would keep
     # both alive for ever.
-    engines = model.__dict__.setdefault("_tf_adadp_engines", {})
+    engines = attached_dict(model, ENGINES)
     variables = tuple(id(v) for v in model.trainable_variables)
     # A layer that was changed since may mix examples, and was looked at when the engine was made.
     trust = tuple((id(layer), ghost.mixing_reason(layer)) for layer in layers_of(model))

@@ -380,11 +380,15 @@ class DPOptimizer(guards.Guards, Charged):
         """`iterations` as an int, outside of graphs; also where it is on several devices."""
         return int(self.iterations.numpy())
 
+    @property
+    def secret_keys(self) -> dict[str, noise.SecretKey]:
+        """The keys of noise and of the examples' randomness, by attribute."""
+        return {name: k for name, k in vars(self).items() if isinstance(k, noise.SecretKey)}
+
     def renew_keys(self, agree: Callable[[Any], Any] | None = None) -> None:
         """Draws new keys for noise and examples' randomness; see `noise.SecretKey.renew`."""
-        for value in vars(self).values():
-            if isinstance(value, noise.SecretKey):
-                value.renew(agree)
+        for key in self.secret_keys.values():
+            key.renew(agree)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; no key is among them."""

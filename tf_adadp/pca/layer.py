@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.gradients.ghost import declare_independent
 from tf_adadp.pca.rows import LENGTH
-from tf_adadp.persistence.weights_ledger import LEDGER_TAG
 from tf_adadp.utils import checks
+from tf_adadp.utils.attached import LEDGER, attach, attached
 
 
 @declare_independent
@@ -82,12 +82,12 @@ class PCAProjection(keras.layers.Layer):
             )
         if ledger is not None:
             # DPModel looks for ledgers on variables. A copy: models add their own releases to it.
-            setattr(self.components, LEDGER_TAG, copy.copy(ledger))
+            attach(self.components, LEDGER, copy.copy(ledger))
 
     @property
     def ledger(self) -> PrivacyLedger | None:
         """Returns the ledger of the components, by now with the model's own steps; or None."""
-        return getattr(self.components, LEDGER_TAG, None)
+        return attached(self.components, LEDGER)
 
     def build(self, input_shape: tuple) -> None:
         """Checks the number of features."""
@@ -127,7 +127,7 @@ class PCAProjection(keras.layers.Layer):
         if "ledger" in store:
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
             if self.ledger is None or self._awaits_ledger:
-                setattr(self.components, LEDGER_TAG, stored)
+                attach(self.components, LEDGER, stored)
                 self._awaits_ledger = False
             else:
                 self.ledger.merge(stored, same_data=True)

@@ -1,8 +1,9 @@
-"""Files of a model that are written whole or not at all, and that say so when they are not."""
+"""Writes the files of a model whole or not at all, and refuses damaged ones."""
 
 import contextlib
 import os
 import zipfile
+from collections.abc import Iterator
 
 import h5py
 
@@ -11,7 +12,9 @@ from tf_adadp.utils.keras_compat import saves_legacy_format
 
 
 @contextlib.contextmanager
-def whole_file(path, overwrite=True, single=True):
+def whole_file(
+    path: str | os.PathLike, overwrite: bool = True, single: bool = True
+) -> Iterator[str | os.PathLike]:
     """Yields where to write so that the file at `path` is replaced at once, and durably.
 
     That is `path` itself where it is no single local `.weights.h5` or `.keras` file: sharded,
@@ -27,7 +30,7 @@ def whole_file(path, overwrite=True, single=True):
         yield temporary
 
 
-def check_whole(path):
+def check_whole(path: str | os.PathLike) -> None:
     """Refuses a damaged local file before anything of it is loaded.
 
     Raises:
@@ -52,11 +55,11 @@ def check_whole(path):
         ) from error
 
 
-def refuse_legacy_format(filepath=""):
+def refuse_legacy_format(filepath: str | os.PathLike = "") -> None:
     """Refuses Keras's HDF5 format for whole models, which has no place for a ledger.
 
     Called where a model is saved, and where Keras reads or writes its configuration, which it does
-    for this format in a scope of its own: so it is refused by whatever way it is read or written.
+    for this format in a scope of its own. So no way of reading or writing it gets past this check.
 
     Raises:
         ValueError: for a file of that format, or in that scope.

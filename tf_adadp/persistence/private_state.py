@@ -17,73 +17,114 @@ import os
 import pathlib
 import stat
 import uuid
+from typing import Any, Protocol
 
-from tf_adadp import noise
+from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.files.atomic import sync_folder
 from tf_adadp.accounting.files.document import checksum_of
 from tf_adadp.accounting.laws import SamplingLaw
-from tf_adadp.distribution.workers import num_workers
+from tf_adadp.noise import SecretKey
+from tf_adadp.sampling import Lots
 from tf_adadp.sampling.keys import LotKey, StepCounter
 
 _FORMAT, _VERSION = "tf_adadp.PrivateState", 1
 _FIELDS = {"id", "optimizer", "iterations", "ledger", "keys", "lots"}
 
 
+class Charged(Protocol):
+    """The charges of an optimizer, as far as they are restored."""
+
+    def settle(self) -> None:
+        """Counts every release as charged."""
+
+
+class Keyed(Protocol):
+    """A private optimizer, as far as its keys and their releases go."""
+
+    built: bool
+    seed: int | None
+    steps_taken: int
+    uncharged_releases: int
+    secret_keys: dict[str, SecretKey]
+    charges: Charged
+
+
 @dataclasses.dataclass
 class LotsInUse:
-    """The lots of a `fit`, without their data: key, law, and the steps that it took for itself."""
+    """The lots of a `fit`, without their data.
 
-    key: LotKey
+    Attributes:
+        key: what they are drawn with; None once a file has it.
+        law: their sampling law.
+        counter: counts the steps that were handed out, to whomever.
+        first, end: the steps that the `fit` took for itself, end excluded.
+    """
+
+    key: LotKey | None
     law: SamplingLaw
     counter: StepCounter
     first: int
     end: int
 
     @classmethod
-    def of(cls, lots, num_lots=0):
-        """That of lots before one iteration of num_lots; None where they have no secret key."""
+    def of(cls, lots: Lots, num_lots: int = 0) -> "LotsInUse | None":
+        """Returns those of lots before one iteration of num_lots; None without a secret key."""
         if lots.secret_key is None:
             return None
         passes = -(-num_lots // lots.law.lots_per_pass)
         end = lots.step + passes * lots.law.lots_per_pass
         return cls(lots.secret_key, lots.law, lots.counter, lots.step, end)
 
+    def check_can_continue(self, position: int) -> None:
+        """Refuses lots that cannot go on after `position` of them.
 
-def save(model, lots, path):
-    """See `DPModel.save_private_state`. `lots` is a `LotsInUse` or None."""
-    optimizer = model.optimizer
-    if not optimizer.built:
-        raise ValueError("save_private_state before training: there is no state yet. Train first.")
-    if num_workers(model.distribute_strategy) > 1:
-        raise ValueError(
-            "save_private_state on several hosts: every `fit` gives them new keys, and their "
-            "lots have keys of their own. Resume from the weights and the ledger."
-        )
-    if optimizer.seed is not None:
-        raise ValueError(
-            f"seed={optimizer.seed}: a seeded run has no secrets, and continues bit by bit from "
-            "its saved weights alone. Leave save_private_state out."
-        )
-    if optimizer.uncharged_releases:
-        raise ValueError(
-            f"{optimizer.uncharged_releases} releases were not charged; a run that goes on from "
-            "here could not report its ε. Call `optimizer.charge` before every release."
-        )
-    keys = _keys(optimizer)
-    for key in keys.values():
+        Raises:
+            ValueError: a pass is not at its end, or something else drew from the lots.
+        """
+        in_pass = position % self.law.lots_per_pass
+        if in_pass:
+            raise ValueError(
+                f"the last `fit` ended {in_pass} lots into a pass of {self.law.lots_per_pass}, and "
+                "passes are drawn, and paid for, whole. Train to the end of a pass first."
+            )
+        if self.counter.next != self.end:
+            raise ValueError(
+                "the lots of the last `fit` were drawn from elsewhere since, and a continuation "
+                "would draw some of those again. Train on lots that nothing else uses."
+            )
+
+    def hand_over(self, position: int) -> dict[str, Any]:
+        """Returns law, key and step for the file; these lots have no key from then on."""
+        key, self.key = self.key, None
+        step = self.first + position
+        return {"law": self.law.to_config(), "key": f"{key.hand_over():x}", "step": step}
+
+
+def save(
+    path: str | os.PathLike,
+    optimizer: Keyed,
+    ledger: PrivacyLedger,
+    lots: LotsInUse | None,
+    position: int,
+) -> None:
+    """Moves the keys of an optimizer, and of its lots, into a file.
+
+    Args:
+        path: a file that does not exist.
+        optimizer: the private optimizer.
+        ledger: what was charged for it.
+        lots: those that it was trained on; None where they have no secret key.
+        position: how many of them were used.
+
+    Raises: see `DPModel.save_private_state`.
+    """
+    if lots is not None and lots.key is None:
+        lots = None  # another file has their key
+    _check_has_secrets(optimizer)
+    for key in optimizer.secret_keys.values():
         key.check_process()
-    position = model._run.position
-    if lots is not None and position % lots.law.lots_per_pass:
-        raise ValueError(
-            f"the last `fit` ended {position % lots.law.lots_per_pass} lots into a pass of "
-            f"{lots.law.lots_per_pass}, and passes are drawn, and paid for, whole. Train to the "
-            "end of a pass first."
-        )
-    if lots is not None and lots.counter.next != lots.end:
-        raise ValueError(
-            "the lots of the last `fit` were drawn from elsewhere since, and a continuation would "
-            "draw some of those again. Train on lots that nothing else uses."
-        )
+    if lots is not None:
+        lots.check_can_continue(position)
     file = _create(path)
     with file:
         # From here on the keys are in the file, or nowhere.
@@ -91,17 +132,10 @@ def save(model, lots, path):
             "id": uuid.uuid4().hex,
             "optimizer": type(optimizer).__name__,
             "iterations": optimizer.steps_taken,
-            "ledger": _fingerprint(model.ledger),
-            "keys": {name: key.hand_over() for name, key in keys.items()},
-            "lots": None,
+            "ledger": _fingerprint(ledger),
+            "keys": {name: key.hand_over() for name, key in optimizer.secret_keys.items()},
+            "lots": None if lots is None else lots.hand_over(position),
         }
-        if lots is not None:
-            state["lots"] = {
-                "law": lots.law.to_config(),
-                "key": f"{lots.key.hand_over():x}",
-                "step": lots.first + position,
-            }
-            model._run.lots = None  # of the old key
         document = {"format": _FORMAT, "version": _VERSION, "sha256": checksum_of(state)}
         file.write(json.dumps({**document, "state": state}).encode())
         file.flush()
@@ -109,10 +143,15 @@ def save(model, lots, path):
     sync_folder(pathlib.Path(path))
 
 
-def load(model, path):
-    """See `DPModel.load_private_state`. Returns what `resume_lots` needs, or None."""
+def load(path: str | os.PathLike, optimizer: Keyed, ledger: PrivacyLedger) -> dict[str, Any] | None:
+    """Takes the keys out of a file, and deletes it.
+
+    Returns:
+        What `resume_lots` needs; None where the lots had no secret key.
+
+    Raises: see `DPModel.load_private_state`.
+    """
     _check_system()
-    optimizer = model.optimizer
     if optimizer.seed is not None:
         raise ValueError(f"seed={optimizer.seed}: this run has no secrets to load.")
     if optimizer.uncharged_releases:
@@ -133,7 +172,7 @@ def load(model, path):
         ) from None
     try:
         state = _parse(_read(claimed))
-        _check_fits(model, state)
+        _check_fits(optimizer, ledger, state)
     except BaseException as error:
         if not os.path.lexists(path):
             os.rename(claimed, path)
@@ -142,13 +181,13 @@ def load(model, path):
         raise
     os.unlink(claimed)
     sync_folder(path)
-    for name, key in _keys(optimizer).items():
+    for name, key in optimizer.secret_keys.items():
         key.take_over(*state["keys"][name])
     optimizer.charges.settle()
     return state["lots"]
 
 
-def resume_lots(lots, saved):
+def resume_lots(lots: Lots, saved: dict[str, Any]) -> None:
     """Lets new lots continue those of the saved run.
 
     Raises:
@@ -166,12 +205,24 @@ def resume_lots(lots, saved):
     lots.step = saved["step"]
 
 
-def _keys(optimizer):
-    return {name: k for name, k in vars(optimizer).items() if isinstance(k, noise.SecretKey)}
+def _check_has_secrets(optimizer):
+    """Refuses an optimizer without keys to save, or whose run could not report its ε."""
+    if not optimizer.built:
+        raise ValueError("save_private_state before training: there is no state yet. Train first.")
+    if optimizer.seed is not None:
+        raise ValueError(
+            f"seed={optimizer.seed}: a seeded run has no secrets, and continues bit by bit from "
+            "its saved weights alone. Leave save_private_state out."
+        )
+    if optimizer.uncharged_releases:
+        raise ValueError(
+            f"{optimizer.uncharged_releases} releases were not charged; a run that goes on from "
+            "here could not report its ε. Call `optimizer.charge` before every release."
+        )
 
 
 def _fingerprint(ledger):
-    """Of every entry and its count, whatever their order."""
+    """Returns number and checksum of all releases, whatever the order of the entries."""
     entries = sorted((entry.id, entry.count) for entry in ledger.entries)
     return {"releases": ledger.steps, "sha256": checksum_of(entries)}
 
@@ -240,12 +291,12 @@ def _parse(text):
     return state
 
 
-def _check_fits(model, state):
-    optimizer = model.optimizer
+def _check_fits(optimizer, ledger, state):
+    """Refuses a file about another optimizer, number of steps or ledger."""
     mine = {
         "optimizer": type(optimizer).__name__,
         "iterations": optimizer.steps_taken,
-        "ledger": _fingerprint(model.ledger),
+        "ledger": _fingerprint(ledger),
     }
     for name, value in mine.items():
         if state[name] != value:
@@ -253,8 +304,8 @@ def _check_fits(model, state):
                 f"it is about another state of training: its {name} is {state[name]!r}, that of "
                 f"this model {value!r}. Load the weights that were saved with it first."
             )
-    if set(state["keys"]) != set(_keys(optimizer)):
+    if set(state["keys"]) != set(optimizer.secret_keys):
         raise ValueError(
             f"it holds the keys {sorted(state['keys'])}, this optimizer has "
-            f"{sorted(_keys(optimizer))}. It is of another version. Resume without it."
+            f"{sorted(optimizer.secret_keys)}. It is of another version. Resume without it."
         )

@@ -1,7 +1,9 @@
-"""What is given to `compile` and `fit`, checked and put into the form that training takes."""
+"""Turns the arguments of `fit` into lots, callbacks and validation data, and checks them."""
 
+import dataclasses
 import math
 import numbers
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,26 +12,65 @@ import tensorflow as tf
 from tf_adadp import validation
 from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
-from tf_adadp.sampling import PoissonLots
+from tf_adadp.sampling import Lots, PoissonLots
 from tf_adadp.utils.checks import check_instance, check_integer, check_number
 
 
-def check_optimizer(optimizer):
-    """Raises ValueError for an optimizer that is not private, or has no noise_multiplier."""
-    if isinstance(optimizer, type) and issubclass(optimizer, DPOptimizer):
-        name = optimizer.__name__
-        raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")
-    if not isinstance(optimizer, DPOptimizer):
-        raise ValueError(
-            f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
-            "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
-            "compile the plain model."
+@dataclasses.dataclass(frozen=True)
+class FitData:
+    """The data of one `fit`.
+
+    Attributes:
+        lots: what is trained on.
+        x, y: the records, where they were given as arrays; else None.
+        class_weight: as given.
+        validation_data: as given, or the part of the arrays that was set aside.
+    """
+
+    lots: Lots
+    x: Any
+    y: Any
+    class_weight: dict[int, float] | None
+    validation_data: Any
+
+
+def fit_data(
+    x: Any,
+    y: Any,
+    *,
+    batch_size: float | None,
+    sample_weight: Any,
+    class_weight: dict[int, float] | None,
+    validation_split: float,
+    validation_data: Any,
+    optimizer: DPOptimizer,
+    strategy: tf.distribute.Strategy,
+) -> FitData:
+    """Makes Poisson lots of arrays, or takes lots as they are; see `DPModel.fit`.
+
+    Raises:
+        TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
+            or is given beside lots that have settled it.
+    """
+    if isinstance(x, Lots):
+        _check_beside_lots(
+            validation_split,
+            y=y,
+            batch_size=batch_size,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
         )
-    optimizer._require_noise_multiplier()
+        return FitData(x, None, None, None, validation_data)
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
+    if class_weight is not None:
+        sample_weight = class_weights(y, class_weight, sample_weight)
+    lots = _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy)
+    return FitData(lots, x, y, class_weight, validation_data)
 
 
-def private_callbacks_first(callbacks):
-    """The callbacks as a flat list, those that put ε into the logs before those that read them."""
+def private_callbacks_first(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Flattens the callbacks; those that put ε into the logs come before those that read them."""
 
     def flatten(item):
         if item is None:
@@ -43,18 +84,59 @@ def private_callbacks_first(callbacks):
     return sorted(flatten(callbacks), key=lambda c: not getattr(c, "reports_privacy", False))
 
 
-def refuse_with_lots(**arguments):
-    """Raises ValueError for arguments of `fit` that lots have settled."""
+def check_fit(
+    *,
+    epochs: Any,
+    initial_epoch: Any,
+    steps_per_epoch: Any,
+    shuffle: Any,
+    validation_data: Any,
+    validation_batch_size: Any,
+    validation_steps: Any,
+    validation_freq: Any,
+) -> None:
+    """Validates the arguments of `fit` that say how long to train and when to evaluate.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    _check_epochs(epochs, initial_epoch, steps_per_epoch)
+    _check_evaluations(validation_data, validation_batch_size, validation_steps, validation_freq)
+    if not shuffle:
+        raise ValueError(
+            "shuffle=False: lots are drawn at random, the guarantee rests on it. Leave it out."
+        )
+
+
+def evaluation_batch_size(
+    given: int | None, steps: int | None, batch_size: float | None, num_examples: int | None
+) -> int | None:
+    """Returns the batch size of validation; see `DPModel.fit`."""
+    if given:
+        return given
+    if steps is None:
+        return min(256, num_examples or 256)
+    # The steps are to cover the records that Keras's do.
+    return None if batch_size is None else math.ceil(batch_size)
+
+
+def _check_beside_lots(validation_split, **arguments):
+    """Refuses arguments of `fit` that lots have settled."""
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(
                 f"{name} is given beside lots: lots hold their data, weights and expected size; "
                 f"make the lots with it and leave {name} out."
             )
+    if validation_split:
+        raise ValueError(
+            f"validation_split={validation_split} with lots: set validation records aside "
+            "before making the lots, and give validation_data."
+        )
 
 
-def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
-    """Poisson lots of expected size `batch_size`; on several hosts this one's part of them.
+def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):
+    """Makes Poisson lots of expected size `batch_size`; on several hosts this one's part of them.
 
     A seeded optimizer's lots go on at the step that it has reached.
     """
@@ -94,7 +176,7 @@ def lots_from_arrays(x, y, sample_weight, batch_size, optimizer, strategy):
     return lots
 
 
-def check_epochs(epochs, initial_epoch, steps_per_epoch):
+def _check_epochs(epochs, initial_epoch, steps_per_epoch):
     """Validates epochs, initial_epoch and steps_per_epoch."""
     check_integer("epochs", epochs, "the epoch to train to, an integer of at least 0", at_least=0)
     check_integer("initial_epoch", initial_epoch, at_least=0)
@@ -107,7 +189,7 @@ def check_epochs(epochs, initial_epoch, steps_per_epoch):
         )
 
 
-def check_evaluations(data, batch_size, steps, frequency):
+def _check_evaluations(data, batch_size, steps, frequency):
     """Validates validation_batch_size, validation_steps and validation_freq."""
     for name, value in (("validation_batch_size", batch_size), ("validation_steps", steps)):
         if value is not None:
@@ -131,8 +213,14 @@ def check_evaluations(data, batch_size, steps, frequency):
         )
 
 
-def check_workers(strategy, lots, epochs, steps_per_epoch):
-    """Validates, on several hosts, that their lots are the parts of one lot."""
+def check_workers(
+    strategy: tf.distribute.Strategy, lots: Lots, epochs: int, steps_per_epoch: int
+) -> None:
+    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot.
+
+    Raises:
+        ValueError: on all workers.
+    """
     if not lots.splits_over_hosts:
         raise ValueError(
             f"{type(lots).__name__} on several hosts: each draws its part of a lot by itself, and "
@@ -157,8 +245,8 @@ def check_workers(strategy, lots, epochs, steps_per_epoch):
         )
 
 
-def split(data, validation_split):
-    """Keras's split: the last part of the arrays is for validation."""
+def _split(data, validation_split):
+    """Splits arrays as Keras does: the last part is for validation."""
     check_number("validation_split", validation_split, above=0, below=1)
     sizes = {len(a) for a in tf.nest.flatten(data) if a is not None}
     if len(sizes) != 1:
@@ -171,8 +259,12 @@ def split(data, validation_split):
     return cut(slice(None, border)), cut(slice(border, None))
 
 
-def class_weights(y, class_weight, sample_weight):
-    """One weight per example, from its class; multiplied into sample_weight."""
+def class_weights(y: Any, class_weight: dict[int, float], sample_weight: Any) -> np.ndarray:
+    """Multiplies the weight of every example's class into sample_weight.
+
+    Raises:
+        TypeError, ValueError: class_weight is no dict of finite weights, or y no array of labels.
+    """
     check_instance("class_weight", class_weight, dict, "a dict {class: weight}")
     if y is None or keras.tree.is_nested(y):
         raise ValueError(

@@ -8,13 +8,13 @@ from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.charging.lot_releases import when_run
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients import engine_for_lot, weight_regularization
-from tf_adadp.model import DPModel
+from tf_adadp.gradients import engine_for_lot
 from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies
+from tf_adadp.training.step import regularization_of
+from tf_adadp.utils.attached import STEPS, attached_dict
 from tf_adadp.utils.checks import check_instance
-
-_STEPS = "_tf_adadp_steps"  # past Keras's tracking, on the model: they hold it, and live as long
 
 
 @tf.autograph.experimental.do_not_convert
@@ -120,12 +120,7 @@ class _Step:
 
     def take(self, lot, expected_lot_size):
         """Clips, releases and updates, in the graph that is traced."""
-        gradients = None
-        with tf.GradientTape() as tape:
-            regularization = weight_regularization(self._model)
-        if regularization is not None:
-            variables = [v.value for v in self._model.trainable_variables]
-            gradients = tape.gradient(regularization, variables)
+        _, gradients = regularization_of(self._model)
         self._optimizer.step_on_lot(
             self.engine, lot, expected_lot_size, regularization_gradients=gradients
         )
@@ -154,7 +149,7 @@ def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
     engine = engine_for_lot(
         model, loss, lot, optimizer, jit_compile=jit_compile, gradient_engine=gradient_engine
     )
-    steps = model.__dict__.setdefault(_STEPS, {})
+    steps = attached_dict(model, STEPS)
     key = id(optimizer), id(engine)
     if key not in steps:
         with tf.init_scope():
@@ -164,7 +159,7 @@ def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
 
 
 def _check(model, optimizer, ledger, law):
-    if isinstance(model, DPModel) or not isinstance(model, keras.Model):
+    if isinstance(model, SavedWithLedger) or not isinstance(model, keras.Model):
         raise TypeError(
             f"model={model!r}: give a plain keras.Model; a DPModel's is `model.model`, and it "
             "takes steps of its own by `fit` and `train_on_batch`."

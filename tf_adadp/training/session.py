@@ -1,132 +1,336 @@
-"""What a training run keeps besides the model's state."""
+"""The private training of one DPModel: prepares it, charges its steps and runs them."""
 
 import contextlib
 import gc
+import math
 import warnings
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import dp_accounting
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.accounting import PrivacyWarning
-from tf_adadp.persistence.weights_ledger import corner
+from tf_adadp import validation
+from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.distribution import replicas, workers
+from tf_adadp.metrics import RawMetricsWarning
+from tf_adadp.persistence import private_state
+from tf_adadp.persistence.model_ledger import ModelLedger
+from tf_adadp.persistence.private_state import LotsInUse
+from tf_adadp.sampling import Lots, make_lot
+from tf_adadp.sampling.lot_sizes import ContradictedLaw
+from tf_adadp.training.arguments import FitData, check_workers
+from tf_adadp.training.batch import Batch
+from tf_adadp.training.compiled import Compiled
+from tf_adadp.training.preparation import (
+    Prepared,
+    check_strategy,
+    physical_batch_size,
+    plan_from_inputs,
+    prepare,
+)
+from tf_adadp.training.run import Run
+from tf_adadp.training.step import LotStep
+
+_RAW_METRICS = (
+    "Training loss and metrics in the logs come from raw records, and no ε covers them. "
+    "compile(released_metrics=tf_adadp.ReleasedMetrics(...)) releases them with noise, "
+    "log_raw_metrics=False leaves them out, log_raw_metrics=True says that you know."
+)
+_NO_LOGS = "no logs"  # what Keras's train function returns may not be empty
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
-class Run:
-    """What a training run needs besides the model's state: never saved, never tracked by Keras."""
+class Session:
+    """What a `DPModel` trains by, from one `compile` to the next: never saved, never tracked.
 
-    def __init__(self):
-        self.engine = None
-        self.layer_settings = None  # the layers, as the engine knows them
-        self.plan = None
-        self.y_pred = None
-        self.optimizer = None
-        self.trainable_state = {}
-        self.steps_per_execution = None
-        self.metrics_noise_multiplier = None
-        self.released = None  # a LotMetrics
-        self.expected_size = None
-        self.law = None
-        self.iterator = None
-        self.share = None  # makes a lot of what a replica is given
-        self.position = 0  # how many lots of the iterator were charged
-        self.lots = None  # a `private_state.LotsInUse`, of the last fit
-        self.supply = _endless  # raises where lots cannot be drawn, see `Lots.supply`
-        self.resumed_lots = None  # what `load_private_state` brought for the next fit
-        self.reproducible_sampling = False
-        self.active = False
+        compile            → `compiled_with`
+        fit, train_on_batch → `prepare`, then `start` or `start_batch`, then `running`
+        every execution    → `charging`: the ledger is charged, then Keras's train function runs
+        every step in it   → `train_step`
+
+    Args:
+        model: the `DPModel`.
+        history: its ledger.
+
+    Attributes:
+        compiled: what the model was compiled with; None before.
+        prepared: what its graphs are traced with; None until `prepare`.
+        run: the running or last training; None before the first one.
+        callbacks: those of the running `fit`; none outside of it.
+    """
+
+    compiled: Compiled | None
+    prepared: Prepared | None
+    run: Run | None
+    callbacks: tuple[keras.callbacks.Callback, ...]
+
+    def __init__(self, model: keras.Model, history: ModelLedger):
+        self.compiled = self.prepared = self.run = None
         self.callbacks = ()
-        self.ledger_loaded = False
-        self.met = None
-        self._warned = False
+        self._model, self._history = model, history
+        self._step: LotStep | None = None
+        self._divisor: tf.Variable | None = None  # L of the run, which graphs read
+        self._share: Callable[[Any], tuple] = _itself  # makes a lot of what a replica is given
+        self._resumed: dict | None = None  # what `load_private_state` brought for the next fit
+        self._active = False
+        self._warned_of_raw_metrics = False
 
-    @property
-    def released_names(self):
-        """The names of released metrics in the logs."""
-        return () if self.released is None else self.released.names
+    def compiled_with(self, compiled: Compiled) -> None:
+        """Takes up another optimizer and another loss."""
+        self.compiled, self.prepared, self._step = compiled, None, None
+        self._history.follow(compiled.optimizer)
 
-    def reset(self, optimizer, trainable_state, steps_per_execution, metrics_noise_multiplier):
-        """After compile: another optimizer, another loss."""
-        self.engine = None
-        self.released = None
-        self.metrics_noise_multiplier = metrics_noise_multiplier
-        self.met = None
-        self.optimizer = optimizer
-        self.trainable_state = trainable_state
-        self.steps_per_execution = steps_per_execution
-        self._warned = False
-
-    def meet(self, optimizer):
-        """Remembers where the optimizer stands, to see state that is put in from outside."""
-        if optimizer is not None:
-            self.met = optimizer._noise_key.releases, optimizer.steps_taken
-
-    def start(self, law, expected_size, reproducible_sampling):
-        """Lots of this law come next."""
-        self.law = law
-        self.iterator, self.position = None, 0
-        self.lots, self.resumed_lots, self.supply = None, None, _endless
-        self.reproducible_sampling = reproducible_sampling
-        if self.expected_size is None:
-            self.expected_size = tf.Variable(0.0, trainable=False, dtype=tf.float32)
-        self.expected_size.assign(expected_size)
-        self._warned = False
-
-    def position_of(self, iterator):
-        """How many lots of this iterator were charged.
-
-        Every iterator over lots begins a new pass, so a new one is charged from its start.
-        """
-        if iterator is not self.iterator:
-            if self.iterator is not None:
-                self.lots = None  # the second pass began where only the lots know
-            self.iterator, self.position = iterator, 0
-        return self.position
-
-    @contextlib.contextmanager
-    def fitting(self, callbacks):
-        """`fit` runs. Callbacks that hold a ledger file finish, however it ends."""
-        self.active, self.callbacks = True, tuple(callbacks)
-        error = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._end)
-                for callback in callbacks:
-                    if getattr(callback, "reports_privacy", False):
-                        stack.callback(callback.finish, error)
-
-    def _end(self):
-        self.active, self.callbacks = False, ()
-        iterator = None if self.iterator is None else weakref.ref(self.iterator)
-        self.iterator = None
-        # Where training ended inside of an epoch, a cycle of Keras's holds it, with data, and a
-        # thread that draws lots.
-        if iterator is not None and iterator() is not None:
-            gc.collect()
-
-    def snapshot(self, model):
-        """A few entries of every trainable weight, at the first execution of a run."""
-        return None if self._warned else [corner(v) for v in model.trainable_variables]
-
-    def warn_if_unmoved(self, model, before):
-        """Warns where the first step left every weight as it was in `before`, its snapshot."""
-        if before is None:
-            return
-        self._warned = True
-        after = [corner(v) for v in model.trainable_variables]
-        if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
-            warnings.warn(
-                "The first step moved no trainable weight, and cost privacy all the same: look at "
-                "the learning rate and at which layers are trainable.",
-                PrivacyWarning,
-                stacklevel=2,
+    def refuse_nested(self, method: str) -> None:
+        """Raises a RuntimeError where `fit` runs."""
+        if self._active:
+            raise RuntimeError(
+                f"{method} was called while fit runs (from a callback?): it would change the "
+                "sampling law that the running fit is charged by."
             )
 
+    def prepare(self, element_spec: tuple) -> None:
+        """Builds and checks model, loss, metrics, optimizer and engine, before anything is trained.
 
-def _endless(count):
-    """Lots that never end."""
+        Args:
+            element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
+        """
+        model = self._model
+        check_strategy(model, self.compiled)
+        with model.distribute_strategy.scope():
+            validation.check_layers(model.model)
+            self.compiled.check_unchanged(model)
+            if self.prepared is None:
+                self.prepared = prepare(model, self.compiled, element_spec)
+            self.prepared.layers.check_unchanged()
+            self._history.share()
+
+    def check_fit(self, data: FitData, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Refuses callbacks, labels and validation data that would fail after steps are paid for.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+        """
+        model, prepared = self._model, self.prepared
+        loss, y_pred = model._compile_loss, prepared.y_pred
+        validation.check_callbacks(callbacks, prepared.released_names, self.compiled.optimizer)
+        if prepared.released is not None:
+            prepared.released.set_modes(callbacks)
+        validation.check_class_labels(loss, data.y, y_pred)
+        if data.x is not None:
+            validation.check_tokens(model.model, data.x)
+        if data.class_weight:
+            classes = np.array(list(data.class_weight))
+            validation.check_class_labels(loss, classes, y_pred, "class_weight")
+        spec = data.lots.element_spec
+        validation.check_validation_data(model, data.validation_data, spec, y_pred)
+
+    def start(self, lots: Lots, epochs: int, initial_epoch: int, steps_per_epoch: int) -> Any:
+        """Starts a run on lots, and returns the dataset of them that Keras iterates over."""
+        strategy, at_once = self._model.distribute_strategy, self.compiled.steps_per_execution
+        if self._resumed is not None:
+            private_state.resume_lots(lots, self._resumed)
+            self._resumed = None
+        run = self._begin(lots.law, lots, lots.expected_size)
+        if workers.num_workers(strategy) > 1:
+            check_workers(strategy, lots, epochs, steps_per_epoch)
+        self._check_adds_up()
+        # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
+        num_lots = max(1, epochs - initial_epoch) * math.ceil(steps_per_epoch / at_once) * at_once
+        run.lots, run.take = LotsInUse.of(lots, num_lots), lots.supply()
+        dataset = lots.as_dataset(self._physical_batch_size(), num_lots)
+        dataset, self._share = replicas.distribute(dataset, strategy)
+        return dataset
+
+    def start_batch(self, batch: Batch) -> tuple:
+        """Starts a run on one batch, and returns the batch as a lot."""
+        self._begin(batch.law, None, batch.expected_size)
+        self._check_adds_up()
+        self._share = _itself
+        return make_lot(*batch.arrays, physical_batch_size=self._physical_batch_size())
+
+    def warn_of_raw_metrics(self) -> None:
+        """Warns once per model, where raw metrics are logged and nobody said so."""
+        compiled = self.compiled
+        if compiled.log_raw_metrics is None and compiled.logs_raw_metrics:
+            if not self._warned_of_raw_metrics:
+                warnings.warn(_RAW_METRICS, RawMetricsWarning, stacklevel=3)
+            self._warned_of_raw_metrics = True
+
+    @contextlib.contextmanager
+    def running(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Iterator[None]:
+        """Lets the run train in the `with` block. Callbacks that hold a ledger file finish."""
+        error = None
+        with self._history.training():
+            self._active, self.callbacks = True, tuple(callbacks)
+            try:
+                yield
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                with contextlib.ExitStack() as stack:
+                    stack.callback(self._end)
+                    for callback in callbacks:
+                        if getattr(callback, "reports_privacy", False):
+                            stack.callback(callback.finish, error)
+
+    def charging(self, train: Callable[[Any], dict]) -> Callable[[Any], dict]:
+        """Returns Keras's train function, made to charge the ledger before it runs."""
+
+        def charge_and_train(iterator):
+            model, run, optimizer = self._model, self.run, self.compiled.optimizer
+            of_fit = isinstance(iterator, _ITERATORS)
+            steps = self.compiled.steps_per_execution if of_fit else 1
+            self.compiled.check_unchanged(model)
+            self._history.check_restored()
+            run.begin_iteration(iterator)
+            self._check_supply(steps)
+            variables, before = model.trainable_variables, None
+            if optimizer.moves_every_step:
+                before = run.before_step(variables)
+            with self._charged(steps):
+                logs = train(iterator)
+            logs.pop(_NO_LOGS, None)
+            self._history.meet()
+            run.warn_if_unmoved(variables, before)
+            if not optimizer.can_continue(run.law):
+                model.stop_training = True
+            return logs
+
+        return charge_and_train
+
+    def train_step(self, share: Any) -> dict[str, Any]:
+        """Takes one step, as it is traced, on a lot or a replica's share of one."""
+        if self._step is None:
+            self._step = LotStep(self._model, self.compiled, self.prepared, self._divisor)
+        return self._step(self._share(share)) or {_NO_LOGS: tf.zeros([])}
+
+    def reset_metrics(self) -> None:
+        """Starts the means of released metrics anew."""
+        if self.prepared is not None and self.prepared.released is not None:
+            self.prepared.released.reset()
+
+    def gradient_plan(self) -> Any:
+        """Returns the `GradientPlan` of the model; see `DPModel.gradient_plan`."""
+        if self.prepared is not None:
+            return self.prepared.plan
+        return plan_from_inputs(self._model, self.compiled)
+
+    @property
+    def step_event(self) -> dp_accounting.DpEvent:
+        """The privacy event of one step of the run, or pass; see `SamplingLaw.event`."""
+        return self.compiled.optimizer.event(self.run.law)
+
+    def affordable_steps(self, events: int) -> int:
+        """Returns for how many further steps of the run `events` times `step_event` are enough."""
+        return self.run.law.affordable_steps(events, self.run.position)
+
+    def announced_ledger(self, steps: int) -> PrivacyLedger:
+        """Returns the ledger as it will be `steps` steps of the run from now."""
+        ledger, run = self._history.current().announced(), self.run
+        # In the portions in which they will be charged, so that entries begin at the same steps.
+        one_by_one = run.law.lots_per_pass > 1
+        portion = self.compiled.steps_per_execution if one_by_one else steps
+        for taken in range(0, steps, portion):
+            self.compiled.optimizer.charges.announce(
+                ledger,
+                run.law,
+                min(portion, steps - taken),
+                position=run.position + taken,
+                reproducible_sampling=run.reproducible,
+            )
+        return ledger
+
+    def take_chiefs_ledger(self) -> None:
+        """Takes, on several hosts, the chief's ledger in place of this one, with its weights."""
+        strategy = self._model.distribute_strategy
+        text = workers.bytes_from_chief(strategy, self._history.current().to_json().encode())
+        if workers.worker_number(strategy) > 0:
+            self._history.replace(PrivacyLedger.from_json(text.decode()))
+        self._history.meet()
+
+    def save_private_state(self, path: Any) -> None:
+        """Moves keys into a file; see `DPModel.save_private_state`."""
+        if workers.num_workers(self._model.distribute_strategy) > 1:
+            raise ValueError(
+                "save_private_state on several hosts: every `fit` gives them new keys, and their "
+                "lots have keys of their own. Resume from the weights and the ledger."
+            )
+        run = self.run
+        lots, position = (None, 0) if run is None else (run.lots, run.position)
+        optimizer = self.compiled.optimizer
+        private_state.save(path, optimizer, self._history.current(), lots, position)
+
+    def load_private_state(self, path: Any) -> None:
+        """Takes keys out of a file; see `DPModel.load_private_state`."""
+        optimizer = self.compiled.optimizer
+        self._resumed = private_state.load(path, optimizer, self._history.current())
+        if self.run is not None:
+            self.run.lots = None
+        self._history.meet()
+
+    def _begin(self, law, lots, expected_size):
+        """Lets the optimizer check the law, and makes it that of a new run."""
+        seeded = lots is not None and lots.seed is not None
+        at_once = 1 if lots is None else self.compiled.steps_per_execution
+        self.compiled.optimizer.begin(law, lots, at_once)
+        self.run, self._resumed = Run(law, expected_size, seeded), None
+        if self._divisor is None:
+            self._divisor = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+        self._divisor.assign(expected_size)
+        return self.run
+
+    def _check_adds_up(self):
+        self._history.current().check_adds_up(self.step_event, self.run.law)
+
+    def _physical_batch_size(self):
+        return physical_batch_size(self._model, self.prepared.engine, self.run.expected_size)
+
+    def _check_supply(self, steps):
+        """Raises a ValueError where so many more lots of the run cannot be drawn."""
+        try:
+            self.run.take(steps)
+        except ContradictedLaw as error:
+            self._history.current().mark_unknown(
+                f"the declared sampling law does not hold: {error}"
+            )
+            raise
+
+    @contextlib.contextmanager
+    def _charged(self, steps):
+        """Charges so many steps, which are to be taken in the `with` block."""
+        run, optimizer = self.run, self.compiled.optimizer
+        uncharged = optimizer.uncharged_releases
+        with optimizer.charged(
+            self._history.last,
+            run.law,
+            steps,
+            position=run.position,
+            reproducible_sampling=run.reproducible,
+        ):
+            run.position += steps  # they are charged, whatever becomes of them
+            yield
+        if optimizer.uncharged_releases > uncharged:
+            self._history.close_uncharged()
+
+    def _end(self):
+        self._active, self.callbacks = False, ()
+        iterator = self.run.end()
+        # Where training ended inside of an epoch, a cycle of Keras's holds it, with data, and a
+        # thread that draws lots.
+        held = weakref.ref(iterator) if isinstance(iterator, _ITERATORS) else _nothing
+        del iterator
+        if held() is not None:
+            gc.collect()
+
+
+def _itself(lot):
+    return lot
+
+
+def _nothing():
+    return None

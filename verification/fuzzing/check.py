@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
+from tf_adadp.training.preparation import physical_batch_size
 from verification.fuzzing import build
 from verification.fuzzing.training import Training
 
@@ -98,7 +99,7 @@ def _run(case, lots):
     moved, steps = None, private.ledger.steps
     if steps and not isinstance(private.ledger.entries[0].event, dp_accounting.NonPrivateDpEvent):
         moved = _check_sums(case, training, private)
-    engine = private._run.plan.engine
+    engine = private.session.prepared.plan.engine
     return {"outcome": "trained", "engine": engine, "steps": steps, "moved": moved}
 
 
@@ -250,7 +251,7 @@ class _Sums:
     """The un-noised sums of the trained engine on small lots of one shape."""
 
     def __init__(self, case, training, private):
-        optimizer, run = private.optimizer, private._run
+        optimizer, engine = private.optimizer, private.session.prepared.engine
         rng = np.random.default_rng(case["seed"] + 1)
         kinds = {branch["input"] for branch in case["model"]["branches"]}
         floats = case["x_dtype"] != "uint8" and kinds & {"vector", "image", "sequence"}
@@ -261,12 +262,12 @@ class _Sums:
         x, y, w = build.data(calm, _ROWS + len(self.strangers), rng)
         self._dirty = _cast(training.element_spec, (_strange(x, self.strangers), y, _heavy(w)))
         self._zeroed = keras.tree.map_structure(_only_first, self._dirty)
-        size = self._batch = private._physical_batch_size(training.expected_size)
+        size = self._batch = physical_batch_size(private, engine, training.expected_size)
         flat = [a for a in tf.nest.flatten(self._dirty) if a is not None]
         signature = [tf.TensorSpec((None, size, *a.shape[1:]), a.dtype) for a in flat]
         structure = self._dirty
         expected, self.deterministic = tf.constant(training.expected_size, tf.float32), True
-        random = run.engine.example_loss.num_seed_generators > 0
+        random = engine.example_loss.num_seed_generators > 0
         slots = optimizer.microbatch_size > 1
         self.deterministic = not random and not slots
         self.bound = 2.0 if slots else 1.0
@@ -283,7 +284,7 @@ class _Sums:
             *leaves, mask = leaves
             rows = _packed(structure, leaves)
             found, _ = optimizer._clipped_sum(
-                run.engine, (rows, mask), optimizer.clipping_set(), seed, expected
+                engine, (rows, mask), optimizer.clipping_set(), seed, expected
             )
             return found
 

@@ -1,0 +1,78 @@
+"""The lots of one run: their law, how many were charged, how many are left."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_adadp.accounting import PrivacyWarning
+from tf_adadp.accounting.laws import SamplingLaw
+from tf_adadp.persistence.changed_weights import corner
+from tf_adadp.persistence.private_state import LotsInUse
+
+
+class Run:
+    """One `fit`, or one `train_on_batch`: what its lots are charged by, and where it stands.
+
+    Args:
+        law: the sampling law of the lots.
+        expected_size: L, what sums over them are divided by.
+        reproducible: whether the lots are seeded.
+
+    Attributes:
+        law, expected_size, reproducible: see Args.
+        position: the number of lots of the running iteration that were charged.
+        take: raises where so many more lots cannot be drawn, see `Lots.supply`.
+        lots: the lots, for `save_private_state`; None where they cannot be continued.
+    """
+
+    def __init__(
+        self,
+        law: SamplingLaw,
+        expected_size: float,
+        reproducible: bool = False,
+    ):
+        self.law, self.expected_size = law, expected_size
+        self.reproducible = reproducible
+        self.position = 0
+        self.lots: LotsInUse | None = None
+        self.take: Callable[[int], None] = lambda count: None
+        self._iterator: Any = None
+        self._moved = False  # whether the first step was looked at
+
+    def begin_iteration(self, iterator: Any) -> None:
+        """Sets the position to 0 where this is a new iterator.
+
+        Every iterator over lots begins a new pass, so a new one is charged from its start.
+        """
+        if iterator is not self._iterator:
+            if self._iterator is not None:
+                self.lots = None  # the second pass began where only the lots know
+            self._iterator, self.position = iterator, 0
+
+    def end(self) -> Any:
+        """Lets go of the iterator, and returns it."""
+        iterator, self._iterator = self._iterator, None
+        return iterator
+
+    def before_step(self, variables: Sequence[keras.Variable]) -> list[np.ndarray] | None:
+        """Returns a few entries of every trainable weight, before the first step of the run."""
+        return None if self._moved else [corner(v) for v in variables]
+
+    def warn_if_unmoved(
+        self, variables: Sequence[keras.Variable], before: list[np.ndarray] | None
+    ) -> None:
+        """Warns where the first step left every weight as it was `before`."""
+        if before is None:
+            return
+        self._moved = True
+        after = [corner(v) for v in variables]
+        if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
+            warnings.warn(
+                "The first step moved no trainable weight, and cost privacy all the same: look at "
+                "the learning rate and at which layers are trainable.",
+                PrivacyWarning,
+                stacklevel=2,
+            )

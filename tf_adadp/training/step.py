@@ -1,0 +1,96 @@
+"""One step on one lot, as it is traced: clip and sum its gradients, release, update, log."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_adadp import validation
+from tf_adadp.distribution import replicas
+from tf_adadp.gradients import weight_regularization, without_state
+from tf_adadp.gradients.indices import no_index_stops
+from tf_adadp.training.compiled import Compiled
+from tf_adadp.training.preparation import Prepared
+
+
+class LotStep:
+    """The step of `DPModel.fit` on one lot, or on a replica's share of one.
+
+    Args:
+        model: the `DPModel`.
+        compiled: what it was compiled with.
+        prepared: what its graphs are traced with.
+        expected_size: L, a variable, since one graph serves lots of every law.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        compiled: Compiled,
+        prepared: Prepared,
+        expected_size: tf.Variable,
+    ):
+        self._model, self._compiled, self._prepared = model, compiled, prepared
+        self._expected_size = expected_size
+
+    def __call__(self, lot: tuple) -> dict[str, Any]:
+        """Takes the step, and returns its logs."""
+        released = self._prepared.released
+        # This runs whenever a graph is traced: what the engine knows of the layers must hold.
+        validation.check_layers(self._model.model)
+        self._prepared.layers.check_unchanged()
+        if released is not None:
+            released.begin()
+        regularization, gradients = regularization_of(self._model.model)
+        losses = self._compiled.optimizer.step_on_lot(
+            self._prepared.engine,
+            lot,
+            self._expected_size.value(),
+            on_batch=self._on_batch,
+            regularization_gradients=gradients,
+        )
+        return self._logs(lot, losses, regularization)
+
+    def _logs(self, lot, losses, regularization):
+        """Logs of raw metrics where they are asked for, and of what was released."""
+        model, released = self._model, self._prepared.released
+        optimizer, logs = self._compiled.optimizer, {}
+        if self._compiled.logs_raw_metrics:
+            count = replicas.all_reduced(tf.reduce_sum(lot[1]))
+            mean_loss = tf.math.divide_no_nan(losses, count)
+            if regularization is not None:
+                mean_loss += regularization
+            model._loss_tracker.update_state(mean_loss, sample_weight=count)
+            logs.update(model.get_metrics_result())
+        if released is not None:
+            step = optimizer.iterations.value
+            logs.update(released.release(self._expected_size.value(), step))
+        logs.update(optimizer.step_logs())
+        return logs
+
+    def _on_batch(self, *batch):
+        """Takes in every physical batch; see the engines' `clipped_sum`."""
+        with no_index_stops():
+            if self._compiled.logs_raw_metrics:
+                self._update_raw_metrics(*batch)
+            if self._prepared.released is not None:
+                self._prepared.released.add(*batch)
+
+    def _update_raw_metrics(self, y, y_pred, sample_weight, mask, losses):
+        """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
+        real, loss = mask > 0, self._model._compile_loss
+        y, y_pred, sample_weight = tf.nest.map_structure(
+            lambda t: None if t is None else tf.boolean_mask(t, real), (y, y_pred, sample_weight)
+        )
+        if loss is not None and loss.metrics:
+            without_state(loss)(y, y_pred, sample_weight)
+        self._model.compute_metrics(None, y, y_pred, sample_weight)
+
+
+def regularization_of(model: keras.Model) -> tuple[tf.Tensor | None, list | None]:
+    """Returns the regularisation loss of a model's weights, and its gradients; Nones without."""
+    with tf.GradientTape() as tape:
+        loss = weight_regularization(model)
+    if loss is None:
+        return None, None
+    return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])

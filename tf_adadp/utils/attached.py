@@ -1,0 +1,42 @@
+"""Attaches values to variables and models: the one file that hangs anything on them.
+
+Elsewhere an owner holds its state. Two things have no owner that could be asked:
+
+- The history of weights. What was released about a variable is found from the variable alone, by
+  whichever model, layer or loop meets it next. A table beside the variables would keep them alive,
+  or lose a history when an `id` is used again.
+- Compiled engines and steps of a plain model. They hold the model and its graphs, so they live
+  exactly as long as the model does.
+
+Values go into `__dict__`, past Keras's `__setattr__`, which would track them and save them.
+"""
+
+from typing import Any
+
+OPTIMIZERS = "_tf_adadp_optimizers"  # of a variable: the private optimizers built for it
+LEDGER = "_tf_adadp_ledger"  # of a variable or a plain model: what was released about it
+CHARGED_LEDGERS = "_tf_adadp_charged_ledgers"  # of a variable: others that custom loops charged
+LEFT = "_tf_adadp_left"  # of a variable: a few entries, as the last private training left them
+ENGINES = "_tf_adadp_engines"  # of a plain model: the engines that `clipped_sum` made for it
+STEPS = "_tf_adadp_steps"  # of a plain model: the steps that `private_step` made for it
+COPY = "__deepcopy__"  # of a plain model: what `copy.deepcopy` calls
+
+
+def attach(owner: Any, name: str, value: Any) -> None:
+    """Attaches a value to a variable or model, in place of an earlier one."""
+    vars(owner)[name] = value
+
+
+def attached(owner: Any, name: str, default: Any = None) -> Any:
+    """Returns what was attached under a name, or the default."""
+    return vars(owner).get(name, default)
+
+
+def attached_dict(owner: Any, name: str) -> dict:
+    """Returns the dict that is attached under a name, an empty one at first."""
+    return vars(owner).setdefault(name, {})
+
+
+def detach(owner: Any, name: str) -> None:
+    """Removes what was attached under a name, if anything was."""
+    vars(owner).pop(name, None)
