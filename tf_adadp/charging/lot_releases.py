@@ -1,13 +1,16 @@
-"""Knows the lots that releases were made from: one charge pays for one release from one lot."""
+"""The lots that releases were made from: one charge pays for one release from one lot."""
 
 import collections
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-_REMEMBERED_BYTES = 64 * 2**20  # of masks that nobody else keeps
+from tf_adadp.accounting import PrivacyLedger, SamplingLaw
+
+_REMEMBERED_BYTES = 64 * 2**20  # of masks that nothing else keeps
 _ENTRY_BYTES = 1000  # what remembering one takes besides
 _lock = threading.RLock()
 _lots = {}  # address of the mask: _Lot
@@ -15,7 +18,7 @@ _kept = collections.OrderedDict()  # the same, those whose mask is kept here
 _kept_bytes = 0
 
 
-def when_run(function, lot):
+def when_run(function: Callable[[tuple], None], lot: tuple) -> list[tf.Operation]:
     """Calls `function(lot)` on eager tensors: now, or whenever the graph that is traced runs.
 
     Returns:
@@ -58,7 +61,9 @@ class LotReleases:
         self._ledger = None  # a weak reference to the one charged last
         self._paid = None  # law and releases per lot of that charge, and where it ended
 
-    def position(self, ledger, law, position, releases_per_lot):
+    def position(
+        self, ledger: PrivacyLedger, law: SamplingLaw, position: int, releases_per_lot: int
+    ) -> int:
         """Returns where in a pass of lots a charge begins.
 
         That is `position`, or 0, a new pass, where the last charge of that ledger did not end
@@ -70,7 +75,14 @@ class LotReleases:
         goes_on = last is not None and last.is_one_with(ledger)
         return position if goes_on and self._paid == (law, releases_per_lot, position) else 0
 
-    def pay(self, ledger, law, lots, position, releases_per_lot):
+    def pay(
+        self,
+        ledger: PrivacyLedger,
+        law: SamplingLaw,
+        lots: int,
+        position: int,
+        releases_per_lot: int,
+    ) -> None:
         """Records a charge of `lots` lots drawn by `law`, with so many releases from each."""
         with _lock:
             self._ledger = weakref.ref(ledger)
@@ -80,13 +92,19 @@ class LotReleases:
             elif releases_per_lot > 1:
                 self._tickets.extend([releases_per_lot] * lots)
 
-    def expire(self):
+    def expire(self) -> None:
         """Forgets charges that no release was made for."""
         with _lock:
             self._tickets.clear()
             self._full_batches = self._left_of_empty = 0
 
-    def claim(self, lot, variables, ledger=None, full_batch=False):
+    def claim(
+        self,
+        lot: tuple,
+        variables: Sequence[tf.Variable],
+        ledger: PrivacyLedger | None = None,
+        full_batch: bool = False,
+    ) -> "Claim":
         """Takes one release from a lot, before it is made.
 
         Args:
@@ -158,22 +176,28 @@ class Claim:
     """
 
     def __init__(
-        self, lot=None, owner=None, ledger=None, weights=(), left=0, full_batch=False,
-        of_several=False,
-    ):  # fmt: skip
+        self,
+        lot: "_Lot | None" = None,
+        owner: LotReleases | None = None,
+        ledger: PrivacyLedger | None = None,
+        weights: Sequence[weakref.ref] = (),
+        left: int = 0,
+        full_batch: bool = False,
+        of_several: bool = False,
+    ):
         self.left, self.full_batch, self.of_several = left, full_batch, of_several
         self.owner = owner
         self._lot, self._weights = lot, weights
         self._ledger = None if ledger is None else weakref.ref(ledger)
 
-    def shares(self, ledger, variables):
-        """Whether another release is in the same ledger, or about the same weights."""
+    def shares(self, ledger: PrivacyLedger | None, variables: Sequence[tf.Variable]) -> bool:
+        """Tells whether another release is in the same ledger, or about the same weights."""
         mine = None if self._ledger is None else self._ledger()
         if mine is not None and ledger is not None and mine.is_one_with(ledger):
             return True
         return any(r() is v for r in self._weights for v in variables)
 
-    def undo(self):
+    def undo(self) -> None:
         """Gives the release back: it was not made, and nothing was charged."""
         with _lock:
             if self._lot is not None:
@@ -191,7 +215,7 @@ class _Lot:
             self.seen = lambda: None
 
     @property
-    def alive(self):
+    def alive(self) -> bool:
         """Whether the mask is still in its place."""
         return self.kept is not None or self.seen() is not None
 

@@ -1,5 +1,7 @@
 """One private step of a training loop of one's own."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -19,8 +21,16 @@ from tf_adadp.utils.checks import check_instance
 
 @tf.autograph.experimental.do_not_convert
 def private_step(
-    model, loss, lot, optimizer, *, ledger, law, jit_compile="auto", gradient_engine="auto"
-):
+    model: keras.Model,
+    loss: Any,
+    lot: tuple,
+    optimizer: DPOptimizer,
+    *,
+    ledger: PrivacyLedger,
+    law: SamplingLaw,
+    jit_compile: bool | str = "auto",
+    gradient_engine: str = "auto",
+) -> None:
     """Takes one private training step on one lot: charges, clips, releases and updates.
 
         ledger ← ledger + optimizer.event(law)                       before anything else
