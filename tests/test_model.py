@@ -176,6 +176,7 @@ def test_metrics_count_real_rows_only():
     assert history["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.representative(3)
 @pytest.mark.parametrize(
     "how", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}]
 )
@@ -333,6 +334,7 @@ def test_learning_rate_schedules_and_weight_averages():
     assert float(optimizer.learning_rate) == pytest.approx(0.5 * 0.5**4)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_other_precisions_train(policy):
     x, y = data()

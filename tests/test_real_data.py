@@ -16,6 +16,7 @@ needs_data = pytest.mark.skipif(
 )
 
 
+@pytest.mark.extended
 @needs_data
 @pytest.mark.parametrize(
     "optimizer",

@@ -83,6 +83,7 @@ def test_a_step_equals_plain_gradient_descent(layer):
     )
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("engine", "layers"),
     [

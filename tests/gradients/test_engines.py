@@ -100,6 +100,7 @@ def test_empty_lots_are_legal():
     assert any(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("layers", "size"),
     [

@@ -40,6 +40,7 @@ def test_callback_config_round_trips():
     )
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("make", [dp.ADADP, dp.DPAdam, dp.ADAN])
 def test_a_saved_model_continues_where_it_was(make, tmp_path):
     x, y = data()
@@ -102,6 +103,7 @@ def test_public_weights_go_into_the_plain_model(tmp_path):
     assert private.epsilon(1e-3) == 0.0
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "save",
     [
@@ -247,6 +249,7 @@ def test_importing_the_package_alone_loads_no_tensorflow():
     assert result.returncode == 0, result.stderr[-2000:]
 
 
+@pytest.mark.extended
 def test_backup_and_restore_resumes_with_the_ledger(tmp_path):
     x, y = data()
 

@@ -60,6 +60,7 @@ def train_in_a_loop_of_a_graph(model, loss, optimizer, ledger, lots, steps):
 WAYS = [train_eagerly, train_in_a_graph, train_in_a_loop_of_a_graph]
 
 
+@pytest.mark.representative(3)
 @pytest.mark.parametrize(
     ("make", "train"),
     [
@@ -80,6 +81,7 @@ def test_every_step_is_charged_and_moves_the_weights(make, train):
     assert dp.DPModel(model).epsilon(DELTA) == ledger.epsilon(DELTA) > 0
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("train", WAYS)
 def test_without_noise_it_is_gradient_descent_with_regularisers(train):
     """Of full batches, without clipping: the step that Keras takes."""
@@ -125,6 +127,7 @@ def test_a_step_that_fails_leaves_its_charge(monkeypatch):
     assert optimizer.uncharged_releases == 1
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_nothing_is_released_where_the_charge_fails(monkeypatch, in_graph):
     model, ledger, lots = plain_model(), PrivacyLedger(), lots_of()

@@ -42,6 +42,7 @@ def endless():
         yield X[:10], Y[:10]
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize(
     ("give", "match"),
     [

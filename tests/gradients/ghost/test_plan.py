@@ -121,6 +121,7 @@ def test_weights_used_by_a_layer_that_does_not_own_them():
     _assert_refused(_tied(False), "outside of its layer's own call", "not its gradients")
 
 
+@pytest.mark.representative(1)
 def test_weights_of_two_layers():
     """Refused, or right."""
     model = _tied(True)
