@@ -29,6 +29,7 @@ ROOMS = (
     "callbacks",
     "audit",
 )
+TAGS = "tf_adadp.utils.attached"
 WITHOUT_TENSORFLOW = re.compile(
     r"tf_adadp\.(accounting|utils)(?!\.(keras_compat|flat_groups)$)(\.|$)"
 )
@@ -43,19 +44,34 @@ FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
-def _imports(name):
-    """Yields the modules that a module imports, also inside functions."""
-    for node in ast.walk(TREES[name]):
+def _imports(name, for_types=True):
+    """Yields the modules that a module imports, also inside functions, and for type hints alone."""
+    for node in _nodes(TREES[name], for_types):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports are absolute."
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in FILES else node.module
+                if full != "tf_adadp.__version__":  # set before anything is imported
+                    yield full if full in FILES else node.module
+
+
+def _nodes(tree, for_types):
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if for_types or not typing_only:
+            yield from _nodes(node, for_types)
 
 
 IMPORTS = {name: set(_imports(name)) for name in FILES}
+
+
+def _rank(name):
+    """Returns the place of a module's room; the package's own `__init__` is above all."""
+    parts = name.split(".")
+    return ROOMS.index(parts[1]) if len(parts) > 1 else len(ROOMS)
 
 
 def test_every_module_is_in_a_room():
@@ -63,8 +79,18 @@ def test_every_module_is_in_a_room():
     assert rooms <= set(ROOMS)
 
 
+def test_imports_go_down_the_rooms():
+    upwards = [
+        f"{name} imports {imported}"
+        for name in FILES
+        for imported in IMPORTS[name]
+        if imported in FILES and _rank(imported) > _rank(name)
+    ]
+    assert not upwards
+
+
 def test_no_module_imports_itself_through_others():
-    edges = {name: IMPORTS[name] & set(FILES) for name in FILES}
+    edges = {name: set(_imports(name, for_types=False)) & set(FILES) for name in FILES}
     done, circles = set(), []
 
     def visit(name, path):
@@ -93,8 +119,28 @@ def test_accounting_imports_no_tensorflow():
     assert not found
 
 
+def test_files_are_short():
+    lengths = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()
+    }
+    assert {name: length for name, length in lengths.items() if length > 450} == {}
+
+
 def test_every_module_has_a_docstring():
     assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_tags_on_weights_and_models_are_set_in_one_file():
+    """A tag is an attribute `_tf_adadp…` of an object of Keras's; one file has all their names."""
+    found = {
+        name
+        for name in FILES
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("_tf_adadp")
+    }
+    assert found <= {TAGS}
 
 
 def test_the_build_notes_are_short():
