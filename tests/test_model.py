@@ -49,6 +49,7 @@ def test_every_mean_reduction_is_the_mean_over_the_lot(reduction):
     assert_one_step_equals_keras(plain_model, x, y, lambda: crossentropy(reduction=reduction))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_sums_over_a_batch_become_means_over_the_lot(reduction):
     x, y = data()

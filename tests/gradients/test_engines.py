@@ -44,7 +44,7 @@ def test_training_curves_coincide(name):
     assert ghost_history["accuracy"] == plain_history["accuracy"]
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("physical_batch_size", [1, 7, 16, 1000])
 def test_chunks_change_nothing(physical_batch_size):
     whole, _ = _trained("ghost", exact_sgd())
@@ -77,6 +77,7 @@ def test_varying_lots_are_traced_once(gradient_engine):
     assert len(traced) == after_one
 
 
+@pytest.mark.extended
 def test_the_ghost_engine_under_xla():
     x, y = data()
     states = []

@@ -484,6 +484,7 @@ def test_one_record_moves_gradient_and_metrics_together_by_what_is_charged():
     assert worst > 0.99
 
 
+@pytest.mark.extended
 def test_two_outputs_with_weights_and_the_plain_engine():
     """Every output's metrics under Keras's names; the loss is that of the example, both outputs."""
     inputs = keras.Input((6,))

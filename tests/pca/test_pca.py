@@ -355,6 +355,7 @@ def projected(layer, **wrap):
     return private
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_a_model_on_raw_inputs_trains_and_knows_the_cost(engine, tmp_path):
     x, y = digits()

@@ -95,6 +95,7 @@ def test_refused_beside_lots_and_where_layers_run_eagerly():
         assert private.ledger.steps == 0
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of unknown length: it must
 def test_all_that_keras_evaluates():
     private = private_model()
@@ -138,6 +139,7 @@ def test_nothing_is_taken_from_a_generator():
     assert taken == []
 
 
+@pytest.mark.extended
 def test_several_inputs_and_outputs():
     a, b = keras.Input((6,), name="a"), keras.Input((2,), name="b")
     hidden = L.Concatenate()([a, b])
@@ -197,6 +199,7 @@ def test_evaluations_at_some_epochs():
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("sizes", [{}, {"validation_batch_size": 20}])
 def test_validation_steps_cover_the_records_that_keras_covers(sizes, recwarn):
     private = private_model()

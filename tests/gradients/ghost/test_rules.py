@@ -408,7 +408,7 @@ MAPPED = {
 }
 
 
-@pytest.mark.representative(3)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", MAPPED)
 def test_layers_without_a_rule_are_mapped(name):
     make, shape = MAPPED[name]
