@@ -146,3 +146,16 @@ def test_tags_on_weights_and_models_are_set_in_one_file():
 def test_the_build_notes_are_short():
     notes = (ROOT / "BUILD_NOTES.md").read_text(encoding="utf-8")
     assert len(notes.splitlines()) < 250
+
+
+def test_links_and_paths_in_pages_lead_somewhere():
+    folders = "benchmarks|verification|examples|tests|docs|tf_adadp"
+    missing = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+        places = [page.parent / link for link in links if "://" not in link]
+        paths = re.findall(rf"(?<![\w/.-])((?:{folders})/[\w/.-]*\w)", text)
+        places += [ROOT / path for path in paths]
+        missing += [f"{page.name}: {place}" for place in places if not place.exists()]
+    assert not missing
