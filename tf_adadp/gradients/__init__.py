@@ -6,12 +6,6 @@ in `forms`), `vectorized` forms them. `clipped_sum` is the way in for custom loo
 
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.choose import make_engine
-from tf_adadp.gradients.compiled_losses import (  # noqa: F401
-    PROBE_BATCH,
-    check_reduces_no_batch,
-    without_state,
-)
-from tf_adadp.gradients.example_loss import weight_regularization  # noqa: F401
-from tf_adadp.gradients.lot_sums import clipped_sum, engine_for_lot  # noqa: F401
+from tf_adadp.gradients.lot_sums import clipped_sum
 
 __all__ = ["clipped_sum", "ghost", "make_engine"]

@@ -1,6 +1,5 @@
 """Training metrics that are released with noise, and a warning of those that are not."""
 
-from tf_adadp.metrics.released import LotMetrics  # noqa: F401
 from tf_adadp.metrics.settings import RawMetricsWarning, ReleasedMetrics
 
 __all__ = ["RawMetricsWarning", "ReleasedMetrics"]

@@ -7,9 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adadp import gradients, validation
+from tf_adadp import validation
 from tf_adadp.distribution import replicas
-from tf_adadp.metrics import LotMetrics
+from tf_adadp.gradients import make_engine
+from tf_adadp.gradients.compiled_losses import PROBE_BATCH, check_reduces_no_batch
+from tf_adadp.metrics.released import LotMetrics
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.utils.keras_compat import compute_output_spec, functional_inputs
 
@@ -62,13 +64,13 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     model._symbolic_build(data_batch=probe)
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:
-        gradients.check_reduces_no_batch(loss, y, y_pred)
+        check_reduces_no_batch(loss, y, y_pred)
     validation.check_weights(model.model)
     validation.check_metric_names(model.get_metrics_result())
     # Also where it was built before: it must have been for these very variables.
     optimizer.build(model.trainable_variables)
     optimizer.bind(model.model, loss)
-    engine, plan = gradients.make_engine(
+    engine, plan = make_engine(
         model.model,
         loss,
         jit_compile=_engine_jit(model, compiled),
@@ -138,7 +140,7 @@ def plan_from_inputs(model: keras.Model, compiled: Compiled) -> Any:
         )
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)
     # Forms depend on the layers alone; a loss needs labels, whose form is not known yet.
-    _, plan = gradients.make_engine(
+    _, plan = make_engine(
         model.model,
         None,
         jit_compile=_engine_jit(model, compiled),
@@ -153,7 +155,7 @@ def _probe(element_spec):
     """The batch of a spec as KerasTensors."""
 
     def tensor(spec):
-        shape = (gradients.PROBE_BATCH, *spec.shape[1:])
+        shape = (PROBE_BATCH, *spec.shape[1:])
         return keras.KerasTensor(shape, dtype=spec.dtype.name)
 
     return tf.nest.map_structure(lambda s: None if s is None else tensor(s), element_spec)

@@ -10,7 +10,7 @@ from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.charging.lot_releases import when_run
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients import engine_for_lot
+from tf_adadp.gradients.lot_sums import engine_for_lot
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies

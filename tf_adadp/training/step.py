@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tf_adadp import validation
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients import weight_regularization, without_state
+from tf_adadp.gradients.compiled_losses import without_state
+from tf_adadp.gradients.example_loss import weight_regularization
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.training.preparation import Prepared
