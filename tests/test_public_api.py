@@ -12,8 +12,6 @@ ROOMS = sorted(
     module.name for module in pkgutil.iter_modules(tf_adadp.__path__, "tf_adadp.") if module.ispkg
 )
 _SPECIAL = ("__init__", "__call__")  # the only special methods that callers see arguments of
-# Without type hints yet.
-TO_DO = ("tf_adadp",)
 
 
 def public_objects(room):
@@ -50,7 +48,7 @@ def without_annotation(function):
         yield "return"
 
 
-@pytest.mark.parametrize("room", [r for r in ["tf_adadp", *ROOMS] if r not in TO_DO])
+@pytest.mark.parametrize("room", ["tf_adadp", *ROOMS])
 def test_public_names_have_type_hints_and_docstrings(room):
     missing = []
     for name, value in public_objects(room):
@@ -63,3 +61,10 @@ def test_public_names_have_type_hints_and_docstrings(room):
                 missing.append(f"{where}: docstring")
             missing += [f"{where}: {argument}" for argument in without_annotation(function)]
     assert missing == []
+
+
+@pytest.mark.parametrize("room", ["optimizers", "sampling"])
+def test_what_trains_has_a_short_name(room):
+    """A name of these rooms is also `dp.<name>`, by a line of the stub."""
+    names = set(importlib.import_module(f"tf_adadp.{room}").__all__)
+    assert names - {*tf_adadp.__all__, "Lots", "SampledLots"} == set()

@@ -57,11 +57,7 @@ def test_other_modules_read_no_underscored_attribute_of_keras():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or not is_private(node.attr):
                 continue
-            # `training` works on the DPModel, which inherits them.
-            holders = ("self", "super()")
-            if path.parts[0] == "training":
-                holders += ("model", "self._model")
-            of_self = ast.unparse(node.value) in holders
+            of_self = ast.unparse(node.value) in ("self", "super()")
             if not (of_self and node.attr in inherited) and (
                 node.attr in inherited or node.attr not in ours
             ):

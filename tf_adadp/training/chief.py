@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tf_adadp.distribution import workers
+from tf_adadp.utils.keras_compat import first_epoch, set_first_epoch
 
 
 def privacy_arguments(model: keras.Model) -> dict[str, int]:
@@ -60,8 +61,8 @@ class ShareChiefsState(keras.callbacks.Callback):
         model.session.take_chiefs_ledger()
         workers.check_alike(strategy, releases=model.optimizer.releases)
         model.optimizer.renew_keys(lambda key: workers.from_chief(strategy, [key])[0])
-        epoch = workers.from_chief(strategy, [np.array(model._initial_epoch or 0, np.int64)])[0]
-        model._initial_epoch = int(epoch) or None
+        epoch = workers.from_chief(strategy, [np.array(first_epoch(model), np.int64)])[0]
+        set_first_epoch(model, int(epoch))
         for callback in model.session.callbacks:
             if getattr(callback, "reports_privacy", False):
                 callback.share_budget(lambda value: workers.from_chief(strategy, [value])[0])

@@ -13,7 +13,13 @@ from tf_adadp.gradients import make_engine
 from tf_adadp.gradients.compiled_losses import PROBE_BATCH, check_reduces_no_batch
 from tf_adadp.metrics.released import LotMetrics
 from tf_adadp.training.compiled import Compiled
-from tf_adadp.utils.keras_compat import compute_output_spec, functional_inputs
+from tf_adadp.utils.keras_compat import (
+    build_symbolically,
+    compile_loss_of,
+    compile_metrics_of,
+    compute_output_spec,
+    functional_inputs,
+)
 
 _PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
 _MAX_PHYSICAL_BATCH = 64
@@ -57,11 +63,11 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     """
     probe = _probe(element_spec)
     x, y, _ = probe
-    loss, optimizer = model._compile_loss, compiled.optimizer
+    loss, optimizer = compile_loss_of(model), compiled.optimizer
     if y is None and loss is not None:
         raise ValueError("y=None: the compiled loss needs labels; pass y.")
     validation.check_labels(y)
-    model._symbolic_build(data_batch=probe)
+    build_symbolically(model, probe)
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:
         check_reduces_no_batch(loss, y, y_pred)
@@ -175,7 +181,7 @@ def _released(model, compiled, probe, y_pred):
     )
     return LotMetrics(
         compiled.released_metrics,
-        model._compile_metrics,
+        compile_metrics_of(model),
         spec,
         compiled.optimizer.seed,
         compiled.optimizer.secure_noise,

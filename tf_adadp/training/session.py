@@ -34,6 +34,7 @@ from tf_adadp.training.preparation import (
 )
 from tf_adadp.training.run import Run
 from tf_adadp.training.step import LotStep
+from tf_adadp.utils.keras_compat import compile_loss_of
 
 _RAW_METRICS = (
     "Training loss and metrics in the logs come from raw records, and no ε covers them. "
@@ -115,7 +116,7 @@ class Session:
             TypeError, ValueError: naming the argument.
         """
         model, prepared = self._model, self.prepared
-        loss, y_pred = model._compile_loss, prepared.y_pred
+        loss, y_pred = compile_loss_of(model), prepared.y_pred
         validation.check_callbacks(callbacks, prepared.released_names, self.compiled.optimizer)
         if prepared.released is not None:
             prepared.released.set_modes(callbacks)

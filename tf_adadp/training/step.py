@@ -12,6 +12,7 @@ from tf_adadp.gradients.example_loss import weight_regularization
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.training.preparation import Prepared
+from tf_adadp.utils.keras_compat import compile_loss_of, loss_tracker_of
 
 
 class LotStep:
@@ -61,7 +62,7 @@ class LotStep:
             mean_loss = tf.math.divide_no_nan(losses, count)
             if regularization is not None:
                 mean_loss += regularization
-            model._loss_tracker.update_state(mean_loss, sample_weight=count)
+            loss_tracker_of(model).update_state(mean_loss, sample_weight=count)
             logs.update(model.get_metrics_result())
         if released is not None:
             step = optimizer.iterations.value
@@ -79,7 +80,7 @@ class LotStep:
 
     def _update_raw_metrics(self, y, y_pred, sample_weight, mask, losses):
         """Feeds real rows to the metrics: raw statistics, for the logs only, not covered by ε."""
-        real, loss = mask > 0, self._model._compile_loss
+        real, loss = mask > 0, compile_loss_of(self._model)
         y, y_pred, sample_weight = tf.nest.map_structure(
             lambda t: None if t is None else tf.boolean_mask(t, real), (y, y_pred, sample_weight)
         )

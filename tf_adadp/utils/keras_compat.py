@@ -35,10 +35,13 @@ __all__ = [
     "Functional",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
+    "build_symbolically",
     "call_arguments",
     "compile_loss_of",
+    "compile_metrics_of",
     "compute_output_spec",
     "convert_to_sliceable",
+    "first_epoch",
     "flat_losses",
     "flat_metrics",
     "flatten_outputs",
@@ -52,6 +55,7 @@ __all__ = [
     "is_kerass_own",
     "layers_of",
     "learning_rate_of",
+    "loss_tracker_of",
     "metric_direction",
     "metric_function",
     "metric_values",
@@ -65,6 +69,7 @@ __all__ = [
     "reduce_to_samplewise_values",
     "saves_legacy_format",
     "seed_generators",
+    "set_first_epoch",
     "set_keras_mask",
     "shallow_copy",
     "trained_variables",
@@ -77,13 +82,9 @@ __all__ = [
 INHERITED: dict[type, dict[str, str]] = {
     keras.Model: {
         "_assert_compile_called": "the error of an uncompiled model, in `fit` and the like",
-        "_compile_loss": "the built loss, whose per-example values are differentiated",
-        "_compile_metrics": "the metrics of `compile`, to release them with noise",
         "_flatten_layers": "all layers, to see whether `trainable` changed",
         "_flatten_metrics_in_order": "the return value of `train_on_batch`",
-        "_loss_tracker": "the mean loss in the logs, without a second forward pass",
         "_maybe_symbolic_build": "overridden: under a strategy it would drop the first lot",
-        "_symbolic_build": "builds model, loss and metrics from shapes, without a lot",
     },
     keras.optimizers.Optimizer: {
         "_all_reduce_sum_gradients": "overridden: a release is the same on all replicas",
@@ -163,6 +164,31 @@ def inbound_nodes(operation: keras.Operation) -> list:
 def compile_loss_of(model: keras.Model) -> CompileLoss | None:
     """Returns the loss of a compiled model, or None."""
     return getattr(model, "_compile_loss", None)
+
+
+def compile_metrics_of(model: keras.Model) -> CompileMetrics | None:
+    """Returns the metrics of a compiled model, or None."""
+    return model._compile_metrics
+
+
+def loss_tracker_of(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric that keeps the mean loss of a compiled model for its logs."""
+    return model._loss_tracker
+
+
+def build_symbolically(model: keras.Model, batch: tuple) -> None:
+    """Builds model, loss and metrics from the shapes of a batch, without one."""
+    model._symbolic_build(data_batch=batch)
+
+
+def first_epoch(model: keras.Model) -> int:
+    """Returns the epoch that a running `fit` begins with, as restoring callbacks left it."""
+    return model._initial_epoch or 0
+
+
+def set_first_epoch(model: keras.Model, epoch: int) -> None:
+    """Lets a running `fit` begin with another epoch."""
+    model._initial_epoch = epoch or None
 
 
 def user_loss(loss: CompileLoss) -> object:
