@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from tf_adadp import clipping, noise
 from tf_adadp.accounting import PrivacyLedger, SamplingLaw
-from tf_adadp.charging.charges import Charges
+from tf_adadp.charging.charges import Charged, Charges
 from tf_adadp.distribution import replicas
 from tf_adadp.optimizers import guards
-from tf_adadp.optimizers.charged import Charged
 from tf_adadp.utils.checks import check_bool, check_integer
 
 
