@@ -298,6 +298,30 @@ class TestClaims:
         assert Others(np.arange(20), expected_size=5).law == PoissonSampling(20, 5)
         assert not Others.splits_over_hosts
 
+    def test_subclasses_cannot_pass_by_the_mark_of_declared_laws(self):
+        with pytest.raises(TypeError, match="Mine overrides `law`"):
+
+            class Mine(PoissonLots):
+                @property
+                def law(self):
+                    return PoissonSampling(20, 5)
+
+        class Mixin:
+            law = PoissonSampling(20, 5)
+
+        with pytest.raises(TypeError, match="Others overrides `law`"):
+
+            class Others(Mixin, PoissonLots):
+                pass
+
+    def test_a_law_that_is_set_later_is_marked_too(self):
+        class Others(PoissonLots):
+            def __init__(self, x):
+                super().__init__(x, expected_size=5)
+                self._law = PoissonSampling(20, 4)
+
+        assert Others(np.arange(20)).law == PoissonSampling(20, 4, declared=True)
+
     def test_lots_of_the_package(self):
         enforcing = {PoissonLots, FixedSizeLots, ShuffledLots, TruncatedPoissonLots, UserLots}
         kinds = {getattr(sampling, name) for name in sampling.__all__} - {sampling.make_lot}

@@ -32,6 +32,8 @@ class Lots(abc.ABC):
     skipped. The number of rows of a lot is private like the rows; N and the expected size are
     public. P is static where the law bounds the size of a lot.
 
+    A subclass gives its law to `__init__`; one that overrides `law` is refused, with a TypeError.
+
     Class keywords, of a subclass and not of those derived from it, which may draw otherwise:
         enforces_law: True if the class itself draws every lot by its law. Otherwise `law`, and with
             it every report, says that the law is declared by the user.
@@ -59,6 +61,11 @@ class Lots(abc.ABC):
         cls, *, enforces_law: bool = False, splits_over_hosts: bool = False, **kwargs
     ):
         super().__init_subclass__(**kwargs)
+        if cls.law is not Lots.law:
+            raise TypeError(
+                f"{cls.__name__} overrides `law`, and would pass by the mark of declared laws: "
+                "give the law to Lots.__init__."
+            )
         cls.enforces_law, cls.splits_over_hosts = enforces_law, splits_over_hosts
 
     def __init__(self, law: SamplingLaw, element_spec: Spec):
@@ -66,14 +73,14 @@ class Lots(abc.ABC):
             raise TypeError(f"law={law!r}: give a sampling law, an object of tf_adadp.accounting.")
         if law.expected_lot_size is None:
             raise ValueError(f"law={law!r} has no expected lot size, by which sums are divided.")
-        self._law = law if self.enforces_law else law.as_declared()
+        self._law = law
         self.element_spec = element_spec
         self.counter = StepCounter()
 
     @property
     def law(self) -> SamplingLaw:
         """The sampling law. The cost of a step comes from here."""
-        return self._law
+        return self._law if self.enforces_law else self._law.as_declared()
 
     @property
     def num_examples(self) -> int | None:
