@@ -403,6 +403,17 @@ def test_train_on_batch_with_a_declared_law():
         assert private.epsilon(1e-3) == dp.accounting.epsilon(1.0, 0.25, 1, 1e-3)
 
 
+def test_train_on_batch_refuses_a_law_that_draws_no_such_batch():
+    x, y = data()
+    private = private_model()
+    full = dp.accounting.PoissonSampling(ROWS, ROWS)
+    with pytest.raises(ValueError, match=r"lots of 30 records, .*probability 0: full batches"):
+        private.train_on_batch(x[:30], y[:30], law=full)
+    assert not private.ledger.entries
+    private.train_on_batch(x, y, law=full)
+    assert private.ledger.steps == 1
+
+
 def test_train_on_batch_without_a_law_refuses_epsilon():
     x, y = data()
     private = private_model()

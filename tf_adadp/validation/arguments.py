@@ -148,6 +148,11 @@ def declared_law(law: SamplingLaw, batch_rows: int) -> SamplingLaw:
             f"law says that there are {law.num_examples} records, and this batch alone has "
             f"{batch_rows}."
         )
+    if law.lot_size_probability(batch_rows) == 0:
+        raise ValueError(
+            f"law gives lots of {batch_rows} records, as this batch has, probability 0: "
+            f"{law.describe()}."
+        )
     return law.as_declared()
 
 
