@@ -181,6 +181,23 @@ def test_refuses_bad_releases(arguments, message):
     assert ledger.entries == ()
 
 
+def test_events_that_change_after_they_were_recorded_change_nothing():
+    sigma, parts = np.array(1.0), [dp_accounting.GaussianDpEvent(1.0)]
+    ledger, expected = PrivacyLedger(), PrivacyLedger()
+    expected.add(dp_accounting.GaussianDpEvent(1.0))
+    expected.add(dp_accounting.GaussianDpEvent(0.5))
+    expected.add(dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(1.0)]))
+    event = dp_accounting.GaussianDpEvent(sigma)
+    ledger.add(event)
+    sigma[...] = 0.5
+    ledger.add(event)
+    ledger.add(dp_accounting.ComposedDpEvent(parts))
+    sigma[...] = 100.0
+    parts.clear()
+    for same in (ledger, PrivacyLedger.from_json(ledger.to_json())):
+        assert same.epsilon(1e-5) == expected.epsilon(1e-5)
+
+
 def test_adding_from_many_threads_loses_nothing():
     ledger = PrivacyLedger()
 

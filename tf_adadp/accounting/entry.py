@@ -6,7 +6,13 @@ from typing import Any
 
 import dp_accounting
 
-from tf_adadp.accounting.events import decode_event, encode_event, event_key, sampling_parts
+from tf_adadp.accounting.events import (
+    decode_event,
+    encode_event,
+    event_from_key,
+    event_key,
+    sampling_parts,
+)
 from tf_adadp.accounting.laws.base import ONE_RECORD, SamplingLaw
 from tf_adadp.utils.checks import check_bool, check_instance, check_integer, check_text
 
@@ -63,6 +69,8 @@ class LedgerEntry:
         object.__setattr__(self, "neighboring_relation", self._resolved_relation())
         # Refuses unknown events and numbers out of range.
         object.__setattr__(self, "key", event_key(self.event))
+        # A copy: the caller's may hold arrays or lists, and those may change.
+        object.__setattr__(self, "event", event_from_key(self.key))
         self._check_event_against_law()
 
     def _resolved_relation(self) -> dp_accounting.NeighboringRelation | None:
