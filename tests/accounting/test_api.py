@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 from hypothesis import given
@@ -303,6 +304,7 @@ def test_max_steps_can_be_none_or_many():
         (dict(sampling_probability=-0.01), r"sampling_probability=.*: give a number in \[0, 1\]"),
         (dict(noise_multiplier=-1), "noise_multiplier=.*: give"),
         (dict(noise_multiplier=math.nan), "noise_multiplier=.*: give"),
+        (dict(noise_multiplier=np.array(True)), "noise_multiplier=.*: give"),
         (dict(noise_multiplier="1"), "noise_multiplier=.*: give"),
     ],
 )

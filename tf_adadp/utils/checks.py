@@ -10,8 +10,6 @@ import numbers
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-import numpy as np
-
 T = TypeVar("T")
 
 
@@ -38,7 +36,8 @@ def check_number(
     """
     fits = isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
     try:
-        fits = fits and not isinstance(value, (bool, np.bool_)) and math.isfinite(value)
+        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
+        fits = fits and not is_bool and math.isfinite(value)
         fits = fits and above < value < below and at_least <= value <= at_most
     except (TypeError, OverflowError):
         fits = False
