@@ -42,6 +42,7 @@ def test_every_epoch_has_its_epsilon(accountant):
     assert "val_accuracy" in history
 
 
+@pytest.mark.extended
 def test_epsilon_reaches_callbacks_that_stand_before_it(tmp_path):
     seen = []
 
@@ -251,6 +252,7 @@ def test_early_stopping_makes_epsilon_an_odometer_reading():
     assert patient.ledger.odometer_reasons == ()
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_budget_holds_over_fits_whose_noise_follows_from_results(at_once):
     """The filter's order stays that of the first fit, so the sum at this order is bounded."""
@@ -366,6 +368,7 @@ def test_a_budget_too_small_for_one_step_says_what_one_costs():
         fit(private_model(), [dp.PrivacyCallback(DELTA, max_epsilon=after(1) / 2)])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("end", ["budget", "interrupt"])
 def test_training_that_ends_inside_of_an_epoch_leaves_no_iterator(end):
     """It holds data, and a thread that draws lots, which at exit can wait for Python forever."""
@@ -404,6 +407,7 @@ def test_callbacks_that_steer_by_a_validation_metric_work(tmp_path):
     assert dp.load_model(tmp_path / "m.keras").ledger.steps > 0
 
 
+@pytest.mark.extended
 def test_on_several_hosts_a_budget_counts_what_was_restored_after_it(tmp_path):
     before = private_model()
     fit(before, [], epochs=2)

@@ -43,6 +43,7 @@ def test_full_lots_without_noise_are_gradient_descent():
     assert_one_step_equals_keras(plain_model, x, y, crossentropy)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
 def test_every_mean_reduction_is_the_mean_over_the_lot(reduction):
     x, y = data()
@@ -66,6 +67,7 @@ def test_sample_weights_multiply_and_never_normalise():
     assert_one_step_equals_keras(plain_model, x, y, crossentropy, sample_weight=weights)
 
 
+@pytest.mark.extended
 def test_weights_survive_a_loss_that_would_cancel_them():
     x, y = data()
     weights = np.linspace(0, 3, ROWS, dtype=np.float32)
@@ -119,6 +121,7 @@ def test_add_loss():
     )
 
 
+@pytest.mark.extended
 def test_two_inputs_and_two_outputs_as_dicts():
     def build():
         a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
@@ -157,6 +160,7 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(x))
 
 
+@pytest.mark.extended
 def test_subclassed_and_unbuilt_models_train():
     x, y = data()
     for model in (Subclassed(), keras.Sequential([L.Dense(4), L.Dense(3)])):
@@ -177,7 +181,7 @@ def test_metrics_count_real_rows_only():
     assert history["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.representative(3)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "how", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}]
 )
@@ -194,6 +198,7 @@ def test_every_way_of_running_gives_the_same_training(how):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_physical_batches_change_nothing():
     x, y = data()
     results = []
@@ -209,6 +214,7 @@ def test_physical_batches_change_nothing():
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_one_trace_over_lots_of_many_sizes():
     x, y = data()
     traces = []
@@ -326,6 +332,7 @@ def test_validation_split_is_taken_off_before_q():
     assert private.ledger.steps == 4
 
 
+@pytest.mark.extended
 def test_learning_rate_schedules_and_weight_averages():
     x, y = data()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
@@ -335,7 +342,7 @@ def test_learning_rate_schedules_and_weight_averages():
     assert float(optimizer.learning_rate) == pytest.approx(0.5 * 0.5**4)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_other_precisions_train(policy):
     x, y = data()
@@ -386,6 +393,7 @@ def test_a_step_costs_what_the_accountant_says():
         assert private.epsilon(1e-3, accountant) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.extended
 def test_full_batches_are_legal():
     x, y = data()
     private = private_model(dp.DPSGD(0.1, noise_multiplier=5.0))
@@ -438,6 +446,7 @@ def test_a_custom_loop_that_forgets_to_charge_gets_no_epsilon():
     assert private.epsilon(1e-3) == dp.accounting.epsilon(1.0, 0.25, 2, 1e-3)
 
 
+@pytest.mark.extended
 def test_the_custom_loop_equals_fit():
     x, y = data()
     first, second = same_start(plain_model)

@@ -62,6 +62,7 @@ def _gradient_step(model, x, y):
     ]
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("layer", [While, Branch])
 def test_a_step_equals_plain_gradient_descent(layer):
     x, y = (a[:4] for a in data())
@@ -83,7 +84,7 @@ def test_a_step_equals_plain_gradient_descent(layer):
     )
 
 
-@pytest.mark.representative(2)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("engine", "layers"),
     [
@@ -109,6 +110,7 @@ def test_xla_compiles_no_loop_in_the_map(engine, layers):
     assert private.ledger.steps == 0
 
 
+@pytest.mark.extended
 def test_why_xla_is_left_out():
     """When this fails, XLA has learned it, and the refusal can go."""
     model = plain_model(L.Reshape((3, 2)), L.GRU(2))
@@ -120,6 +122,7 @@ def test_why_xla_is_left_out():
         tf.function(engine.clipped_sum)(lot, clipping.L2Ball(1.0), tf.zeros([2], tf.int64))
 
 
+@pytest.mark.extended
 def test_a_loss_that_loops_like_ctc_is_worked_on_example_by_example():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4, 8, 5)).astype(np.float32)

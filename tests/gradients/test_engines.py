@@ -31,7 +31,7 @@ def _trained(gradient_engine, optimizer, **wrap):
     return model, history
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_curves_coincide(name):
     ghost, ghost_history = _trained("ghost", OPTIMIZERS[name]())
@@ -58,6 +58,7 @@ def test_chunks_change_nothing(physical_batch_size):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("gradient_engine", ["ghost", "vectorized"])
 def test_varying_lots_are_traced_once(gradient_engine):
     traced = []
@@ -172,6 +173,7 @@ def test_plan_before_training_and_unknown_engine(capsys):
         dp.DPModel(plain_model(), gradient_engine="fast")
 
 
+@pytest.mark.extended
 def test_an_eager_custom_loop_prepares_once():
     traced = []
 

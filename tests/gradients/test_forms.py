@@ -196,6 +196,7 @@ def _check_measure(form, dense, b, a, weights):
     assert np.all(np.abs(weighted_sum(tf.constant(weights)) - expected) <= 2e-5 * scale + 1e-30)
 
 
+@pytest.mark.representative(52)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("num_rows", [0, 1, 4])

@@ -369,6 +369,7 @@ def trained():
     return model, history
 
 
+@pytest.mark.extended
 def test_full_lots_release_what_keras_logs(trained):
     _, history = trained
     for name in ("loss", "accuracy"):
@@ -550,6 +551,7 @@ def test_metrics_that_are_no_means_are_refused_by_name(metric):
     assert chosen.names == ("released_loss", "released_accuracy")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("settings", "metrics", "message"),
     [
@@ -610,6 +612,7 @@ def test_nobody_says_which_way_is_better():
 # The warning
 
 
+@pytest.mark.extended
 def test_raw_metrics_warn_once_per_model_and_can_be_left_out():
     model = private_model(jit_compile=False, metrics=[])
     with pytest.warns(

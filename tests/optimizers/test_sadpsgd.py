@@ -336,7 +336,8 @@ class MeanOfBatch(keras.layers.Layer):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
-@pytest.mark.parametrize("mixing", [False, True])
+@pytest.mark.representative(1)
+@pytest.mark.parametrize("mixing", [True, False])
 def test_the_sensitivity_of_the_sum_of_changes(mixing):
     x, y = regression(9)
     clip = PRIVATE["energy_clip"]

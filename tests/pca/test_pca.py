@@ -355,7 +355,7 @@ def projected(layer, **wrap):
     return private
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_a_model_on_raw_inputs_trains_and_knows_the_cost(engine, tmp_path):
     x, y = digits()
@@ -397,6 +397,7 @@ def test_rows_that_come_from_transform_are_charged_by_the_ledger_given():
     assert [e.origin for e in private.ledger.entries] == ["DPPCA", "DPSGD"]
 
 
+@pytest.mark.extended
 def test_the_budget_of_a_callback_counts_the_components():
     x, y = digits()
     steps = []

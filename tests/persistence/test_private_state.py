@@ -262,6 +262,7 @@ def test_it_belongs_to_one_state_of_training(folder):
     assert (folder / "private").exists()
 
 
+@pytest.mark.extended
 def test_it_continues_lots_of_its_law_alone(folder):
     model = load(folder)
     lots = dp.PoissonLots(X, Y, expected_size=40)

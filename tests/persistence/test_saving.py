@@ -103,7 +103,7 @@ def test_public_weights_go_into_the_plain_model(tmp_path):
     assert private.epsilon(1e-3) == 0.0
 
 
-@pytest.mark.representative(2)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "save",
     [
@@ -127,6 +127,7 @@ def test_the_legacy_format_which_has_no_ledger_is_refused(save, tmp_path):
     keras.models.load_model(tmp_path / "plain.h5")
 
 
+@pytest.mark.extended
 def test_a_legacy_file_is_not_loaded(monkeypatch, tmp_path):
     """One that was written before it was refused."""
     private = private_model()
@@ -144,6 +145,7 @@ def test_a_legacy_file_is_not_loaded(monkeypatch, tmp_path):
             load(tmp_path / "m.h5", custom_objects={"DPModel": dp.DPModel}, compile=False)
 
 
+@pytest.mark.extended
 def test_a_state_tree_has_no_ledger():
     private, other = private_model(), private_model()
     x, y = data()
@@ -154,6 +156,7 @@ def test_a_state_tree_has_no_ledger():
         other.epsilon(1e-3)
 
 
+@pytest.mark.extended
 def test_export_is_that_of_the_inner_model(tmp_path):
     x, y = data()
     private = private_model()
@@ -163,6 +166,7 @@ def test_export_is_that_of_the_inner_model(tmp_path):
     np.testing.assert_allclose(served.serve(x), private.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_clones_and_copies_never_share_noise(wrapped):
     """Equal noise on two models would cancel in their difference."""

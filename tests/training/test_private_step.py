@@ -81,7 +81,7 @@ def test_every_step_is_charged_and_moves_the_weights(make, train):
     assert dp.DPModel(model).epsilon(DELTA) == ledger.epsilon(DELTA) > 0
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("train", WAYS)
 def test_without_noise_it_is_gradient_descent_with_regularisers(train):
     """Of full batches, without clipping: the step that Keras takes."""
@@ -100,6 +100,7 @@ def test_without_noise_it_is_gradient_descent_with_regularisers(train):
     assert ledger.epsilon(DELTA) == float("inf")
 
 
+@pytest.mark.extended
 def test_agd_spends_its_budget_eagerly_and_is_refused_in_a_graph():
     model, ledger, lots = plain_model(), PrivacyLedger(), lots_of()
     optimizer = dp.AGD(total_epsilon=5.0, total_delta=DELTA, splits=2)
@@ -171,6 +172,7 @@ def test_a_graph_stops_before_it_charges_a_lot_again():
     assert ledger.steps == optimizer.releases == 1
 
 
+@pytest.mark.extended
 def test_one_graph_serves_lots_of_all_sizes(monkeypatch):
     model, ledger = plain_model(), PrivacyLedger()
     optimizer, loss = dp.DPSGD(0.1, noise_multiplier=1.0), crossentropy()

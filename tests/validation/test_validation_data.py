@@ -42,7 +42,7 @@ def endless():
         yield X[:10], Y[:10]
 
 
-@pytest.mark.representative(10)
+@pytest.mark.representative(3)
 @pytest.mark.parametrize(
     ("give", "match"),
     [
@@ -82,6 +82,7 @@ def test_refused_before_anything_is_charged(give, match):
     assert private.ledger.steps == 0
 
 
+@pytest.mark.extended
 def test_refused_beside_lots_and_where_layers_run_eagerly():
     lots = dp.PoissonLots(X, Y, expected_size=30)
     for validation_data, error, eagerly in (
@@ -165,6 +166,7 @@ def test_several_inputs_and_outputs():
         assert "val_p_loss" in fit(private, good, x=x, y=y)
 
 
+@pytest.mark.extended
 def test_tokens_without_a_row():
     model = keras.Sequential([keras.Input((5,)), L.Embedding(10, 4), L.Flatten(), L.Dense(3)])
     tokens = np.random.default_rng(0).integers(0, 10, (ROWS, 5))
@@ -194,12 +196,13 @@ def test_numbers_of_evaluations_that_are_none(arguments, match):
     assert private.ledger.steps == 0
 
 
+@pytest.mark.extended
 def test_evaluations_at_some_epochs():
     history = fit(private_model(), (X, Y), epochs=3, validation_freq=[2, 3])
     assert len(history["val_loss"]) == 2
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("sizes", [{}, {"validation_batch_size": 20}])
 def test_validation_steps_cover_the_records_that_keras_covers(sizes, recwarn):
     private = private_model()
@@ -210,6 +213,7 @@ def test_validation_steps_cover_the_records_that_keras_covers(sizes, recwarn):
     assert not any("ran out of data" in str(w.message) for w in recwarn)
 
 
+@pytest.mark.extended
 def test_validation_steps_beside_lots_cover_all_records(recwarn):
     private = private_model()
     lots = dp.PoissonLots(X, Y, expected_size=30)

@@ -146,7 +146,7 @@ def test_sums_agree(name, names):
         assert _apart(ghost[k], plain[k]) < 1e-4, k
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["dense", "convolution"])
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_sums_agree_in_mixed_precision(name, policy):
@@ -163,7 +163,7 @@ def test_sums_agree_in_mixed_precision(name, policy):
         assert _apart(ghost[k], plain[k]) < (2e-2 if policy == "mixed_bfloat16" else 2e-3), k
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("names", [SOME_SETS, pytest.param(None, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", ["dense", "embedding"])
 def test_an_empty_lot_sums_to_nothing(name, names):

@@ -117,11 +117,12 @@ def _tied(tracked):
     return keras.Model(x, Tied(first, tracked)(first(x)))
 
 
+@pytest.mark.extended
 def test_weights_used_by_a_layer_that_does_not_own_them():
     _assert_refused(_tied(False), "outside of its layer's own call", "not its gradients")
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 def test_weights_of_two_layers():
     """Refused, or right."""
     model = _tied(True)
@@ -174,6 +175,7 @@ class Looped(L.Layer):
         return keras.ops.scan(lambda h, _: (self.inner(h), h), x, steps)[0]
 
 
+@pytest.mark.extended
 def test_layers_called_in_a_scan():
     """Refused: TensorFlow cannot map what keeps lists of tensors."""
     model = _sequential((4,), Looped("scan"), L.Dense(2))
@@ -181,7 +183,7 @@ def test_layers_called_in_a_scan():
         _engine(model, gradient_engine="ghost")
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["while", "map"])
 def test_layers_called_in_loops(kind):
     """Refused, or mapped whole; in no case wrong."""
@@ -345,7 +347,7 @@ def test_kept(name):
     assert "map" not in {g.rule for g in plan.gradients}
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_is_kept(policy):
     """Norms and sums are float32; what differs is the rounding of the passes."""
@@ -365,6 +367,7 @@ def test_mixed_precision_is_kept(policy):
         assert np.abs(found - expected).max() <= 0.02 * scale
 
 
+@pytest.mark.extended
 def test_sequences_of_unknown_length_are_kept():
     model = _sequential(
         (None, 3), L.Conv1D(4, 3, padding="same"), L.Dense(5, "tanh"), L.GlobalMaxPooling1D()
@@ -380,6 +383,7 @@ def test_sequences_of_unknown_length_are_kept():
         np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trainable", [True, False])
 def test_quantized_layers_run_on_no_batch(trainable):
     """Keras calls their `quantized_call`, which nothing stands in for; quantizers may mix rows."""

@@ -122,6 +122,7 @@ def arguments_of(name):
     return lambda x: (x,)
 
 
+@pytest.mark.representative(20)
 @pytest.mark.parametrize("name", CLASSES)
 def test_rows_stay_apart_on_every_rank_that_is_let_through(name):
     rng = np.random.default_rng(0)
@@ -222,6 +223,7 @@ def test_masks_and_inputs_of_other_ranks_are_refused():
             layer(*arguments, **masks)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", ["attention", "additive attention", "unit normalization"])
 def test_one_loud_record_moves_a_sum_by_its_bound(name):
     """D and D with one record more, of which the others' outputs were functions."""
@@ -242,6 +244,7 @@ def test_one_loud_record_moves_a_sum_by_its_bound(name):
     assert np.linalg.norm(total(*more) - total(x, y)) <= 1 + 1e-4
 
 
+@pytest.mark.extended
 def test_private_energies_are_worked_on_record_by_record_then():
     """Layers are known, ranks are not: a record's loss must not depend on the others."""
     rng = np.random.default_rng(0)

@@ -222,6 +222,7 @@ def test_every_registered_class_is_in_the_table():
     assert set(registry._RULES) == set(LAYERS)
 
 
+@pytest.mark.representative(6)
 @pytest.mark.parametrize("layer_class", LAYERS, ids=lambda c: c.__name__)
 @few
 @given(data=st.data())
@@ -408,7 +409,7 @@ MAPPED = {
 }
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", MAPPED)
 def test_layers_without_a_rule_are_mapped(name):
     make, shape = MAPPED[name]
