@@ -44,9 +44,9 @@ FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
-def _imports(name, for_types=True):
-    """Yields the modules that a module imports, also inside functions, and for type hints alone."""
-    for node in _nodes(TREES[name], for_types):
+def _imports(name):
+    """Yields the modules that a module imports, also inside functions and for type hints alone."""
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,14 +55,6 @@ def _imports(name, for_types=True):
                 full = f"{node.module}.{alias.name}"
                 if full != "tf_adadp.__version__":  # set before anything is imported
                     yield full if full in FILES else node.module
-
-
-def _nodes(tree, for_types):
-    yield tree
-    for node in ast.iter_child_nodes(tree):
-        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if for_types or not typing_only:
-            yield from _nodes(node, for_types)
 
 
 IMPORTS = {name: set(_imports(name)) for name in FILES}
@@ -90,7 +82,7 @@ def test_imports_go_down_the_rooms():
 
 
 def test_no_module_imports_itself_through_others():
-    edges = {name: set(_imports(name, for_types=False)) & set(FILES) for name in FILES}
+    edges = {name: imported & set(FILES) for name, imported in IMPORTS.items()}
     done, circles = set(), []
 
     def visit(name, path):

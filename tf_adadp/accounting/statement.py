@@ -3,14 +3,13 @@
 import collections
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import dp_accounting
 
+from tf_adadp.accounting.entry import LedgerEntry
+from tf_adadp.accounting.filters import LedgerBudget
 from tf_adadp.accounting.laws.base import ONE_RECORD
-
-if TYPE_CHECKING:
-    from tf_adadp.accounting.ledger import PrivacyLedger
 
 _Relation = dp_accounting.NeighboringRelation
 _RELATIONS = {
@@ -42,14 +41,25 @@ _FIXED = (
 )
 
 
+class Recorded(Protocol):
+    """A ledger, as far as a statement reads it; see `PrivacyLedger`."""
+
+    entries: tuple[LedgerEntry, ...]
+    budgets: tuple[LedgerBudget, ...]
+    plan: str | None
+    unknown_reasons: tuple[str, ...]
+    odometer_reasons: tuple[str, ...]
+    not_covered_reasons: tuple[str, ...]
+
+
 def privacy_statement(
-    ledger: "PrivacyLedger",
+    ledger: Recorded,
     epsilon: float | None,
     delta: float,
     accountant: str,
     refusal: str | None,
 ) -> str:
-    """Returns the statement for a `PrivacyLedger`, several lines ending in a newline.
+    """Returns the statement for a ledger, several lines ending in a newline.
 
     Args:
       ledger: what was released.
