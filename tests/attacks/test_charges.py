@@ -437,3 +437,15 @@ def test_a_model_made_later_reports_what_a_custom_loop_charged(built):
     optimizer.charge(ledger, law)  # by the ledger that was charged all along
     assert private.epsilon(DELTA) == pytest.approx(after(10))
     assert ledger.steps == 6
+
+
+def test_a_list_of_variables_that_is_used_again():
+    plain, ledger = plain_model(), dp.PrivacyLedger()
+    optimizer, variables = dp.DPSGD(0.1, noise_multiplier=1.0), list(plain.trainable_variables)
+    optimizer.build(variables)
+    variables.clear()
+    x, y = data()
+    lots = dp.PoissonLots(x, y, expected_size=30)
+    for lot in lots.take(3, physical_batch_size=16):
+        dp.private_step(plain, crossentropy(), lot, optimizer, ledger=ledger, law=lots.law)
+    assert dp.DPModel(plain).epsilon(DELTA) == pytest.approx(after(3))

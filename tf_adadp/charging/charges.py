@@ -116,7 +116,7 @@ class Charges:
 
     def attach(self, variables: Sequence[tf.Variable]) -> None:
         """Ties the weights to this optimizer and to the ledgers charged before it was built."""
-        self._variables = variables
+        self._variables = tuple(variables)  # the caller may change a list of its own
         note_optimizer(variables, self._optimizer)
         for ledger in self._before_build:
             note_charged(variables, ledger)
