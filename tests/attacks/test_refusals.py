@@ -173,6 +173,15 @@ def test_a_rule_of_keras_that_comes_first():
             pass
 
 
+@pytest.mark.parametrize("name", ["record", "expiring", "cover_metrics"])
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_charge_that_nothing_would_call(name, inherited):
+    body = {name: lambda self, *args, **kwargs: None}
+    bases, own = ((type("More", (), body),), {}) if inherited else ((), body)
+    with pytest.raises(TypeError, match=f"defines {name}, which nothing calls"):
+        type("Mine", (*bases, dp.DPSGD), own)
+
+
 def test_a_replaced_optimizer():
     private = private_model()
     fit(private)

@@ -37,11 +37,11 @@ class Guards:
                     f"class {cls.__name__}: {base.__name__} comes before DPOptimizer, and would "
                     f"take raw gradients. Write class {cls.__name__}(DPOptimizer, {base.__name__})."
                 )
-        for name in sorted(_NO_HOOKS.intersection(vars(cls))):
-            raise TypeError(
-                f"class {cls.__name__} defines {name}, which nothing calls: charges are made by "
-                "optimizer.charges. For another price of a step override `event`."
-            )
+            for name in sorted(_NO_HOOKS.intersection(vars(base))):
+                raise TypeError(
+                    f"class {base.__name__} defines {name}, which nothing calls: charges are made "
+                    "by optimizer.charges. For another price of a step override `event`."
+                )
         cls._read_only = _read_only_names(cls)
 
     def __setattr__(self, name: str, value: Any):
