@@ -384,6 +384,27 @@ def test_lots_that_draw_by_another_law_than_their_parent():
             assert [entry.law.declared for entry in private.ledger.entries] == [declared]
 
 
+def test_lots_that_say_another_law_than_their_parent():
+    rare = PoissonSampling(ROWS, 1)
+
+    class Says(dp.PoissonLots):
+        @property
+        def law(self):
+            return rare
+
+    class Sets(dp.PoissonLots):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._law = rare
+
+    x, y = data()
+    for lots in (Says, Sets):
+        private = private_model()
+        private.fit(lots(x, y, expected_size=30), steps_per_epoch=1, verbose=0)
+        assert private.step_law.declared
+        assert [entry.law.declared for entry in private.ledger.entries] == [True]
+
+
 def test_plain_models_stay_free():
     """The refusals are of DPModels: the plain model may be trained on public data."""
     x, y = data()
