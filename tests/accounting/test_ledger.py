@@ -568,6 +568,12 @@ def test_a_running_budget_goes_on_after_loading_and_merging():
     assert fresh.budgets[0].outside == 3
 
 
+def test_a_ledger_beyond_its_budget_is_saved_whatever_integers_counted():
+    ledger, _ = budgeted(0.1)
+    ledger.add(EVENT, np.int64(10**6), law=LAW)
+    assert PrivacyLedger.from_json(ledger.to_json()).budgets == ledger.budgets
+
+
 def test_a_budget_speaks_for_nothing_before_it_or_beside_it():
     ledger = filled(10)
     ledger.begin_budget(BUDGET)

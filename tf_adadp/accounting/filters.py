@@ -203,7 +203,7 @@ class LedgerBudget:
 
     def __post_init__(self):
         check_instance("filter", self.filter, RenyiFilter, "a RenyiFilter", wrong_type=ValueError)
-        check_integer("outside", self.outside, at_least=0)
+        object.__setattr__(self, "outside", check_integer("outside", self.outside, at_least=0))
 
     def plus(self, outside: int) -> "LedgerBudget":
         """Returns this budget with more releases outside of it."""
