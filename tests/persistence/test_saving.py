@@ -57,6 +57,26 @@ def test_a_saved_model_continues_where_it_was(make, tmp_path):
     assert restored.epsilon(1e-3) == pytest.approx(dp.accounting.epsilon(1.0, 30 / ROWS, 12, 1e-3))
 
 
+def test_weights_made_after_their_ledger_was_restored_have_it(tmp_path):
+    def unbuilt():
+        plain = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(3)])
+        private = dp.DPModel(plain)
+        private.compile(dp.DPSGD(noise_multiplier=1.0), "sparse_categorical_crossentropy")
+        return private
+
+    x, y = data()
+    private = unbuilt()
+    private.fit(x, y, batch_size=30, verbose=0)
+    path = tf.train.Checkpoint(model=private).save(tmp_path / "ckpt")
+    restored = unbuilt()
+    tf.train.Checkpoint(model=restored).restore(path)
+    assert not restored.weights
+    restored.model(x[:1])
+    assert restored.ledger.steps == private.ledger.steps
+    other = dp.DPModel(keras.Sequential([restored.model.layers[0], keras.layers.Dense(2)]))
+    assert other.ledger.is_one_with(restored.ledger)
+
+
 def test_weights_files_carry_the_ledger(tmp_path):
     x, y = data()
     private = private_model()

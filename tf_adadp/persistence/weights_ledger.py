@@ -55,6 +55,8 @@ class WeightsLedger:
             found = attached(holder, LEDGER)
             found.unite(self.last)  # about the same weights
             self.last = found
+        if attached(self._model, LEDGER) is not None:
+            tagged = holders  # some weights may be made since a ledger was restored for them
         for holder in tagged:
             attach(holder, LEDGER, self.last)
         for holder in holders:
