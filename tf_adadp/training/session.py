@@ -135,9 +135,7 @@ class Session:
         if self._resumed is not None:
             private_state.resume_lots(lots, self._resumed)
             self._resumed = None
-        # A subclass may have set another law since `Lots` marked one as declared.
-        law = lots.law if lots.enforces_law else lots.law.as_declared()
-        run = self._begin(law, lots, lots.expected_size)
+        run = self._begin(lots.law, lots, lots.expected_size)
         if workers.num_workers(strategy) > 1:
             check_workers(strategy, lots, epochs, steps_per_epoch)
         self._check_adds_up()
