@@ -50,7 +50,7 @@ def test_every_mean_reduction_is_the_mean_over_the_lot(reduction):
     assert_one_step_equals_keras(plain_model, x, y, lambda: crossentropy(reduction=reduction))
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_sums_over_a_batch_become_means_over_the_lot(reduction):
     x, y = data()
@@ -137,6 +137,7 @@ def test_two_inputs_and_two_outputs_as_dicts():
     assert {"p_loss", "q_loss"} <= history.history.keys()
 
 
+@pytest.mark.extended
 def test_list_outputs_with_a_loss_per_output_name():
     def build():
         x = keras.Input((6,))
@@ -181,7 +182,7 @@ def test_metrics_count_real_rows_only():
     assert history["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "how", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}]
 )
@@ -342,7 +343,7 @@ def test_learning_rate_schedules_and_weight_averages():
     assert float(optimizer.learning_rate) == pytest.approx(0.5 * 0.5**4)
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_other_precisions_train(policy):
     x, y = data()
@@ -357,6 +358,7 @@ def test_other_precisions_train(policy):
     assert isinstance(private.optimizer, dp.ADADP)
 
 
+@pytest.mark.extended
 def test_microbatches_of_slots_are_the_mean_over_the_lot():
     x, y = data()
     first, second = same_start(plain_model)
@@ -401,6 +403,7 @@ def test_full_batches_are_legal():
     assert private.epsilon(1e-3) == dp.accounting.epsilon(5.0, 1.0, 3, 1e-3)
 
 
+@pytest.mark.extended
 def test_train_on_batch_with_a_declared_law():
     x, y = data()
     private = private_model()
@@ -461,6 +464,7 @@ def test_the_custom_loop_equals_fit():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_the_plain_model_stands_alone(tmp_path):
     x, y = data()
     private = private_model()

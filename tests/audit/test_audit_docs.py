@@ -3,9 +3,12 @@
 import pathlib
 import re
 
+import pytest
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "audits.md"
 
 
+@pytest.mark.extended
 def test_the_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2

@@ -62,7 +62,7 @@ def _gradient_step(model, x, y):
     ]
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("layer", [While, Branch])
 def test_a_step_equals_plain_gradient_descent(layer):
     x, y = (a[:4] for a in data())

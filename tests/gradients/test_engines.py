@@ -44,7 +44,7 @@ def test_training_curves_coincide(name):
     assert ghost_history["accuracy"] == plain_history["accuracy"]
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("physical_batch_size", [1, 7, 16, 1000])
 def test_chunks_change_nothing(physical_batch_size):
     whole, _ = _trained("ghost", exact_sgd())
@@ -92,6 +92,7 @@ def test_the_ghost_engine_under_xla():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_empty_lots_are_legal():
     lots = dp.PoissonLots(*data(rows=50), expected_size=1e-6, seed=1)
     model = dp.DPModel(plain_model(), gradient_engine="ghost")
@@ -197,6 +198,7 @@ def test_an_eager_custom_loop_prepares_once():
     assert len(dp.clipped_sum(model, loss, lot, other)) == 2
 
 
+@pytest.mark.extended
 def test_a_layer_changed_between_steps_is_looked_at_again():
     model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0, l2_norm_clip=1.0)
     optimizer.build(model.trainable_variables)

@@ -206,6 +206,7 @@ def test_norms_and_sums_of_every_form(kind, metric, num_rows):
     _check_measure(form, dense, *_metric(metric, form.shape), weights)
 
 
+@pytest.mark.representative(40)
 @pytest.mark.parametrize("kind", ["outer", "gram", "materialized"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("layout", ["transposed", "four axes"])

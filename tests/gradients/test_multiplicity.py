@@ -67,6 +67,7 @@ def _engine(model, engine):
     return make_engine(model, loss, gradient_engine=engine, element_spec=spec, jit_compile=False)[0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_many_draws_come_close_to_the_expected_gradient(engine):
     """One example, no clipping: the mean over 400 draws is within 4.5 standard errors of that over
@@ -111,6 +112,7 @@ def test_the_mean_is_clipped_and_not_each_draw(engine):
     assert norm <= 0.01 * (1 + 1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_training_with_copies(engine):
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

@@ -152,6 +152,7 @@ def test_a_metric_that_mixes_the_batch_sees_one_example_at_a_time():
     assert sums(metrics, y, y_pred, losses) == pytest.approx(0.5 * len(y))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("metric", "labels", "outputs"),
     [
@@ -377,6 +378,7 @@ def test_full_lots_release_what_keras_logs(trained):
         assert f"val_released_{name}" not in history
 
 
+@pytest.mark.extended
 def test_the_saved_model_releases_on_and_holds_no_sums_or_keys(trained, tmp_path):
     model, _ = trained
     model.save(tmp_path / "model.keras")

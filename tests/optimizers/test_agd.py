@@ -129,6 +129,7 @@ class Reference:
                     self.window = []
 
 
+@pytest.mark.extended
 def test_against_the_reference(monkeypatch):
     monkeypatch.setattr(agd, "_MOVES_PER_WINDOW", 2)
     x, y = data(features=4)

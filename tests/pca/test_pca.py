@@ -221,6 +221,7 @@ def test_a_data_set_of_zeros_has_no_variance():
 # --- noise ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
 def test_noise_of_what_is_released(relation):
     sigma, size = 5.0, 60
@@ -388,6 +389,7 @@ def test_a_model_on_raw_inputs_trains_and_knows_the_cost(engine, tmp_path):
     assert dp.DPModel(plain).epsilon(1e-4) == spent
 
 
+@pytest.mark.extended
 def test_rows_that_come_from_transform_are_charged_by_the_ledger_given():
     x, y = digits()
     private = dp.DPModel(keras.Sequential([keras.Input((5,)), keras.layers.Dense(10)]))
@@ -414,6 +416,7 @@ NO_DIRECTION = [[0, 0, 0], [np.nan, 1, 0], [1, np.inf, 0], [np.inf, np.nan, 0]]
 ODD = np.array([*NO_DIRECTION, [1e30, -1e30, 3e38], [1e-30, 0, 2e-30]], np.float32)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_layer_does_what_transform_does(jit):
     x = digits()[0].astype(np.float32)

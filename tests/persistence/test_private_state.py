@@ -307,6 +307,7 @@ def test_states_that_could_not_be_continued_are_refused(tmp_path):
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.extended
 def test_lots_that_something_else_drew_from_are_not_continued(tmp_path):
     model, lots = make(), dp.PoissonLots(X, Y, expected_size=30)
     model.fit(lots, steps_per_epoch=1, verbose=0)
@@ -316,6 +317,7 @@ def test_lots_that_something_else_drew_from_are_not_continued(tmp_path):
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.extended
 def test_it_waits_for_the_end_of_a_fit_and_of_a_pass(tmp_path):
     model = make()
     refused = []

@@ -14,7 +14,7 @@ def _policies(model):
     return [layer.dtype_policy.name for layer in model.layers]
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float64", "per layer"])
 def test_training_learns_and_a_saved_model_keeps_its_policies(policy, tmp_path):
     """Full lots, no noise: gradient descent, whose loss has to fall. Then saved, and trained on."""
@@ -42,6 +42,7 @@ def test_training_learns_and_a_saved_model_keeps_its_policies(policy, tmp_path):
         assert again[-1] < losses[-2]
 
 
+@pytest.mark.extended
 def test_float64_throughout_trains_privately():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

@@ -151,6 +151,7 @@ def test_the_values_of_the_data_are_never_used():
 # What is seen without running.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("layers", "fix"),
     [
@@ -283,6 +284,7 @@ def test_mixing_between_the_layers_of_a_model():
     only(report, "warning", "Layer 'in_model'", "mixes examples:")
 
 
+@pytest.mark.extended
 def test_training_warns_once_of_layers_that_mix(recwarn):
     x, y = data()
     layer = L.Lambda(lambda x: x - keras.ops.mean(x, 0), name="centre")
@@ -296,6 +298,7 @@ def test_training_warns_once_of_layers_that_mix(recwarn):
     assert len([w for w in recwarn if "mixes examples" in str(w.message)]) == 1
 
 
+@pytest.mark.extended
 def test_training_goes_on_where_random_data_stop_a_layer():
     """What `validate` reports need not be so for the data."""
 
@@ -338,6 +341,7 @@ def test_a_loss_that_mixes(labels):
     only(report, "warning", "The loss 'contrasts'", "the loss of one changes with the others")
 
 
+@pytest.mark.extended
 def test_several_outputs_in_a_dict():
     inputs = {"a": keras.Input((6,), name="a"), "t": keras.Input((2,), dtype="int32", name="t")}
     hidden = L.Concatenate()([inputs["a"], L.Flatten()(L.Embedding(5, 3)(inputs["t"]))])
@@ -443,6 +447,7 @@ def test_a_replaced_layer():
 # Tokens.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("given", ["array", "dict", "list"])
 def test_tokens_beyond_a_table_in_arrays(given):
     """Before anything is spent; in lots and batches they contribute nothing (test_indices)."""

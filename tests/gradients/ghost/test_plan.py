@@ -244,6 +244,7 @@ def rules():
     independence._KNOWN.intersection_update(known)
 
 
+@pytest.mark.extended
 def test_a_rule_of_ones_own(rules):
     model = _sequential((4,), L.Dense(4, "tanh"), Scale(), L.Dense(2))
     _, before, _ = _engine(model)
@@ -338,6 +339,7 @@ KEPT = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", KEPT)
 def test_kept(name):
     make, x = KEPT[name]
@@ -412,6 +414,7 @@ def test_quantized_layers_run_on_no_batch(trainable):
 # --- the plan -------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_plan_prints_a_row_for_each_weight():
     model = _sequential(
         (8,), L.Embedding(50, 4), L.Dense(64, name="wide"), L.Flatten(), L.Dense(2, name="head"),
