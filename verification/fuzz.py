@@ -58,11 +58,15 @@ class _Worker:
             text=True,
         )
         self._lines, self._errors = queue.Queue(), collections.deque(maxlen=30)
-        for stream, put in (
-            (self._process.stdout, self._lines.put),
-            (self._process.stderr, self._errors.append),
-        ):
-            threading.Thread(target=_read, args=(stream, put), daemon=True).start()
+        self._readers = [
+            threading.Thread(target=_read, args=pair, daemon=True)
+            for pair in (
+                (self._process.stdout, self._lines.put),
+                (self._process.stderr, self._errors.append),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def run(self, case, seconds):
         """The result of one case; None where the process has to be given up, and why."""
@@ -89,11 +93,14 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for reader in self._readers:
+            reader.join(5)
 
 
 def _read(stream, put):
-    for line in stream:
-        put(line)
+    with stream:
+        for line in stream:
+            put(line)
     put(None)
 
 
