@@ -252,7 +252,7 @@ def test_early_stopping_makes_epsilon_an_odometer_reading():
     assert patient.ledger.odometer_reasons == ()
 
 
-@pytest.mark.representative(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_a_budget_holds_over_fits_whose_noise_follows_from_results(at_once):
     """The filter's order stays that of the first fit, so the sum at this order is bounded."""
@@ -352,6 +352,7 @@ def test_a_checkpoint_without_a_ledger_is_refused_before_training():
     assert private.ledger.steps == 0
 
 
+@pytest.mark.extended
 def test_a_budget_that_ends_training_says_so(capsys):
     x, y = data()
     callback = dp.PrivacyCallback(DELTA, max_epsilon=after(6))

@@ -324,6 +324,7 @@ def test_dropout_differs_between_examples_and_steps(gradient_engine, jit_compile
     np.testing.assert_array_equal(first, kept(1))
 
 
+@pytest.mark.extended
 def test_validation_split_is_taken_off_before_q():
     x, y = data()
     private = private_model()
@@ -376,6 +377,7 @@ def test_microbatches_are_charged_at_half_the_multiplier():
     assert private.epsilon(1e-3) == pytest.approx(expected)
 
 
+@pytest.mark.extended
 def test_fixed_size_lots_train_and_are_charged_for_replacement():
     x, y = data()
     private = private_model(dp.DPSGD(0.1, noise_multiplier=4.0))

@@ -77,6 +77,7 @@ def test_a_record_that_is_never_drawn():
             assert any((a != b).any() for a, b in zip(reference, other, strict=True))
 
 
+@pytest.mark.extended
 def test_a_record_without_weight():
     x, y = data()
     weights = np.ones(ROWS, np.float32)

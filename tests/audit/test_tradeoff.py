@@ -190,6 +190,7 @@ def test_sampled_lots_with_less_noise_than_charged_are_caught(target):
     assert audit.epsilon_lower_bound(*faulty, DELTA).epsilon < found.claim
 
 
+@pytest.mark.extended
 def test_a_ledger_is_a_claim():
     optimizer = dp.DPSGD(noise_multiplier=1.0)
     ledger = accounting.PrivacyLedger()

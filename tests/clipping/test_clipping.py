@@ -136,7 +136,7 @@ def ratios(clipping_set, grads):
 # --- against the reference ------------------------------------------------------------------------
 
 
-@pytest.mark.representative(30)
+@pytest.mark.representative(16)
 @every_set
 @pytest.mark.parametrize("mode", ["eager", "graph", "dynamic", "jit"])
 def test_sum_and_clip_match_the_reference(name, mode):

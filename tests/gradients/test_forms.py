@@ -199,14 +199,14 @@ def _check_measure(form, dense, b, a, weights):
 @pytest.mark.representative(52)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("num_rows", [0, 1, 4])
+@pytest.mark.parametrize("num_rows", [4, 1, 0])
 def test_norms_and_sums_of_every_form(kind, metric, num_rows):
     form, dense = _make(kind, num_rows)
     weights = _rng(5).uniform(size=num_rows).astype(np.float32)
     _check_measure(form, dense, *_metric(metric, form.shape), weights)
 
 
-@pytest.mark.representative(40)
+@pytest.mark.representative(20)
 @pytest.mark.parametrize("kind", ["outer", "gram", "materialized"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("layout", ["transposed", "four axes"])

@@ -87,6 +87,7 @@ def _mask(*names):
     return tf.constant(mask.reshape(-1, BATCH))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_adversarial_example_moves_the_float32_sums_by_at_most_one_over_sigma(policy):
     model = _model(policy)

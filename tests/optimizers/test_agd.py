@@ -663,6 +663,7 @@ def test_a_charge_waits_for_its_release():
     assert ledger.steps == 1
 
 
+@pytest.mark.extended
 def test_a_crash_is_no_free_release(tmp_path):
     """What was written ahead of a crash counts in the budget of the run that follows."""
     x, y = data()

@@ -128,7 +128,7 @@ def test_integers_are_learning_rates(kind):
             KINDS[kind](learning_rate=rate, noise_multiplier=1.0)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("allow_no_noise", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_noise):
@@ -470,6 +470,7 @@ def test_a_custom_loop_builds_its_optimizer():
         dp.clipped_sum(plain_model(), crossentropy(), lot, dp.DPSGD(noise_multiplier=1.0))
 
 
+@pytest.mark.extended
 def test_lots_of_another_relation_or_unit():
     """No ε could be reported for both together, whatever is spent on the second."""
     x, y = data()

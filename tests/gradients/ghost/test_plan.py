@@ -269,6 +269,7 @@ def test_a_rule_of_ones_own(rules):
         np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("error", ["factor", "other example", "untapped"])
 def test_wrong_rules_are_found_out(rules, error):
     model = _sequential((4,), Scale(), L.Dense(2))

@@ -122,7 +122,7 @@ def arguments_of(name):
     return lambda x: (x,)
 
 
-@pytest.mark.representative(20)
+@pytest.mark.representative(8)
 @pytest.mark.parametrize("name", CLASSES)
 def test_rows_stay_apart_on_every_rank_that_is_let_through(name):
     rng = np.random.default_rng(0)

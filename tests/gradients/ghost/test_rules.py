@@ -222,7 +222,7 @@ def test_every_registered_class_is_in_the_table():
     assert set(registry._RULES) == set(LAYERS)
 
 
-@pytest.mark.representative(6)
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("layer_class", LAYERS, ids=lambda c: c.__name__)
 @few
 @given(data=st.data())
