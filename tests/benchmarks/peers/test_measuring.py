@@ -54,7 +54,7 @@ def test_measure_drops_the_settling_steps_and_counts_memory(monkeypatch, capsys)
     assert seen["labels"] == (0, 9)
     assert result["step_ms"] == [1.0, 2.0, 3.0]
     assert result["data_mb"] == round(80 * (784 * 4 + 8) / 2**20, 1)
-    assert result["memory_mb"] > 200
+    assert result["memory_mb"] > 128  # less than the block where the process had memory to spare
     assert result["versions"] == {"numpy": np.__version__}
 
 
