@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -73,6 +74,24 @@ def _lines(value):
     return "[\n" + ",\n".join("  " + json.dumps(row) for row in value) + "\n]"
 
 
+def from_process(module, *arguments):
+    """Runs `python -m module arguments` in a process of its own, from the repository's root.
+
+    Returns:
+        What its last line of output says, read as JSON.
+
+    Raises:
+        RuntimeError: with the end of what it said, if it failed.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if child.returncode:
+        said = child.stderr.strip()[-2000:]
+        how = f"python -m {module} {' '.join(arguments)} ended with {child.returncode}"
+        raise RuntimeError(f"{how}: {said}")
+    return json.loads(child.stdout.splitlines()[-1])
+
+
 def machine():
     """Describes what a figure depends on: processor, cores, memory, GPUs, versions."""
     import tensorflow as tf
@@ -132,6 +151,7 @@ class Results:
         script = pathlib.Path(sys.argv[0]).resolve()
         if script.is_relative_to(ROOT):  # python -m gives the file of the module
             script = ".".join(script.relative_to(ROOT).with_suffix("").parts)
+            script = script.removesuffix(".__main__")  # of a package
         self._run = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "command": " ".join([f"python -m {script}", *sys.argv[1:]]),

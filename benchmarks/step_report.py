@@ -27,7 +27,8 @@ def label(row):
 def memory_ratio(results, row):
     """Peak of a row over that of the leaner plain Keras run; None where that is not known."""
     same = {name: row[name] for name in _SETTINGS}
-    plain = [results.find(measure="memory", method=m, **same) for m in _PLAIN_METHODS]
+    measure = row["measure"]
+    plain = [results.find(measure=measure, method=m, **same) for m in _PLAIN_METHODS]
     if None in plain:
         return None
     return row["memory_mb"] / max(min(p["memory_mb"] for p in plain), 1e-9)

@@ -23,11 +23,10 @@ where the peak of the device's memory is reported besides.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 import time
 
 import keras
@@ -35,25 +34,29 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from benchmarks import harness, models, peer_times, step_report
+from benchmarks import harness, peer_times, step_report
 from benchmarks.peers.measuring import SETTLING_STEPS, peak_memory_mb
 from benchmarks.workloads import ENGINES, JIT_COMPILE, OPTIMIZERS, PLAIN, WORKLOADS, Contender
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Notes when each step ended. Keras has read the step's logs by then, so its work is done."""
+    """Notes when each step ended. Keras has read the step's logs by then, so its work is done.
+
+    Attributes:
+        ends: times (`time.perf_counter`).
+    """
 
     def __init__(self):
         super().__init__()
-        self._ends = []
+        self.ends = []
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the time."""
-        self._ends.append(time.perf_counter())
+        self.ends.append(time.perf_counter())
 
     def milliseconds(self):
         """Durations of the steps after the settling ones."""
-        return 1e3 * np.diff(self._ends)[SETTLING_STEPS - 1 :]
+        return 1e3 * np.diff(self.ends)[SETTLING_STEPS - 1 :]
 
 
 def make_block(workload, contender, data, *, lean=False):
@@ -66,33 +69,14 @@ def make_block(workload, contender, data, *, lean=False):
         lean: feed plain Keras without a copy of the data, for measuring memory, instead of as fast
             as can be.
     """
-    options = {
-        "loss": models.loss(),
-        "metrics": ["accuracy"],
-        "jit_compile": contender.jit_compile,
-    }
-    x, y = data
-    if contender.name == "keras":
-        model = workload.build()
-        model.compile(optimizer=keras.optimizers.SGD(), **options)
-        # Batches that need no work at all: the plain step at its fastest.
-        lots = keras.tree.map_structure(lambda a: _whole_lots(a, workload.lot_size), (x, y))
-        if lean:
-            dataset = _Views(lots)
-        else:
-            dataset = tf.data.Dataset.from_tensor_slices(lots).repeat().prefetch(2)
-        arguments = {"x": dataset, "shuffle": False}
-    else:
-        model = dp.DPModel(
-            workload.build(),
-            physical_batch_size=contender.physical_batch_size,
-            gradient_engine=contender.engine,
-        )
-        model.compile(optimizer=OPTIMIZERS[contender.name].make(), **options)
-        arguments = {"x": x, "y": y, "batch_size": workload.lot_size}
-
-    def train(steps, callbacks=()):
-        model.fit(**arguments, steps_per_epoch=steps, callbacks=list(callbacks), verbose=0)
+    _, train = make_trainer(
+        workload.build(),
+        contender,
+        data,
+        lot_size=workload.lot_size,
+        options=workload.options(),
+        lean=lean,
+    )
 
     def block(steps):
         timer = StepTimer()
@@ -101,6 +85,44 @@ def make_block(workload, contender, data, *, lean=False):
 
     train(SETTLING_STEPS)  # traces and compiles
     return block
+
+
+def make_trainer(model, contender, data, *, lot_size, options, lean=False):
+    """A model compiled as a contender, and a function `train(steps, callbacks=())` that fits it.
+
+    Args:
+        model: a plain `keras.Model`.
+        contender, data, lean: as in `make_block`.
+        lot_size: the expected number of examples of a step.
+        options: a dict, arguments of `compile` besides the optimizer.
+    """
+    options = {**options, "jit_compile": contender.jit_compile}
+    x, y = data
+    if contender.name == "keras":
+        model.compile(optimizer=keras.optimizers.SGD(), **options)
+        # Batches that need no work at all: the plain step at its fastest.
+        lots = keras.tree.map_structure(lambda a: _whole_lots(a, lot_size), (x, y))
+        if lean:
+            dataset = _Views(lots)
+        else:
+            dataset = tf.data.Dataset.from_tensor_slices(lots).repeat().prefetch(2)
+        arguments = {"x": dataset, "shuffle": False}
+        # Keras's own, past the one of keras_hub's tasks, which takes no PyDataset.
+        fit = functools.partial(keras.Model.fit, model)
+    else:
+        model = dp.DPModel(
+            model,
+            physical_batch_size=contender.physical_batch_size,
+            gradient_engine=contender.engine,
+        )
+        model.compile(optimizer=OPTIMIZERS[contender.name].make(), **options)
+        arguments = {"x": x, "y": y, "batch_size": lot_size}
+        fit = model.fit
+
+    def train(steps, callbacks=()):
+        fit(**arguments, steps_per_epoch=steps, callbacks=list(callbacks), verbose=0)
+
+    return model, train
 
 
 class _Views(keras.utils.PyDataset):
@@ -176,11 +198,21 @@ def time_rows(workload, contenders, steps, repeats):
 
 def measure_memory(workload, contender, steps):
     """Peak memory in MiB of training in THIS process, above what it holds now."""
-    tf.reduce_sum(tf.ones([8, 8]) @ tf.ones([8, 8])).numpy()
-    dp.DPModel, dp.DPSGD, dp.PrivacyCallback  # noqa: B018, names load on first use
-    before = peak_memory_mb()
+    before = memory_of_imports()
     data = workload.data()
     make_block(workload, contender, data, lean=True)(steps)
+    return memory_fields(before, data)
+
+
+def memory_of_imports():
+    """Peak memory in MiB of this process with everything imported and one operation run."""
+    tf.reduce_sum(tf.ones([8, 8]) @ tf.ones([8, 8])).numpy()
+    dp.DPModel, dp.DPSGD, dp.PrivacyCallback  # noqa: B018, names load on first use
+    return peak_memory_mb()
+
+
+def memory_fields(before, data):
+    """The fields of a row that say how far the peak is above an earlier one."""
     size = sum(array.nbytes for array in keras.tree.flatten(data))
     peak = {
         "memory_mb": round(peak_memory_mb() - before, 1),
@@ -195,25 +227,15 @@ def measure_memory(workload, contender, steps):
 def memory_row(workload, contender, steps):
     """The same in a process of its own."""
     asked = json.dumps({**workload.fields(), **contender.fields()})
-    child = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.step_time",
-            f"--memory_of={asked}",
-            f"--steps={steps}",
-        ],
-        cwd=harness.ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    measured = harness.from_process(
+        "benchmarks.step_time", f"--memory_of={asked}", f"--steps={steps}"
     )
     return {
         "measure": "memory",
         **workload.fields(),
         **contender.fields(),
         "steps": steps,
-        **json.loads(child.stdout.splitlines()[-1]),
+        **measured,
     }
 
 

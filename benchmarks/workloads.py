@@ -86,6 +86,10 @@ class Workload:
         """Random `x, y` that fit the model."""
         return models.random_data(self.num_examples, self.features, self.num_classes)
 
+    def options(self):
+        """Arguments of `compile` besides the optimizer."""
+        return {"loss": models.loss(), "metrics": ["accuracy"]}
+
     def fields(self):
         """The fields of a row that say what was trained."""
         return {"model": self.name, "lot_size": self.lot_size, "examples": self.num_examples}

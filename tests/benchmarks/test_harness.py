@@ -88,3 +88,8 @@ def test_peak_memory_counts_what_was_freed_again():
 
 def test_markdown_table():
     assert harness.markdown_table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
+
+
+def test_a_process_that_fails_is_quoted():
+    with pytest.raises(RuntimeError, match="python -m json.tool absent ended with"):
+        harness.from_process("json.tool", "absent")

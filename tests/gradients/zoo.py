@@ -139,14 +139,14 @@ def _crossentropy():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def reference(model, loss, x, y, clip_norm):
+def reference(model, loss, x, y, clip_norm, rows=ROWS):
     """Σ clip(gradient) by one eager call per example, in float64 after the gradient."""
     generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
     # The states in the order of non_trainable_variables, as the engine sees them.
     ids = [id(v) for v in model.non_trainable_variables]
     generators.sort(key=lambda g: ids.index(id(g.state)))
     total = [np.zeros(v.shape) for v in model.trainable_variables]
-    for i in range(ROWS):
+    for i in range(rows):
         seeds = tf.random.stateless_uniform(
             [BATCH, len(generators), 2],
             SEED + tf.constant([i // BATCH + 1, 0], tf.int64),
@@ -173,41 +173,64 @@ def reference(model, loss, x, y, clip_norm):
     return total
 
 
+def clipped_sum(model, x, y, loss, clip_norm, **options):
+    """Σ clip(gradient) by an engine, in physical batches of BATCH.
+
+    Args:
+        model, x, y, loss: as the builders return them.
+        clip_norm: of the ball that gradients are clipped to.
+        **options: of `make_engine`.
+
+    Returns:
+        The sums, a list of arrays, and the `GradientPlan`.
+    """
+    compile_loss = CompileLoss(loss)
+    compile_loss.build(y, model(x))
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
+    engine, plan = make_engine(model, compile_loss, element_spec=(*spec, None), **options)
+    before = [v.numpy() for v in model.non_trainable_variables]
+    run = tf.function(lambda lot: engine.clipped_sum(lot, clipping.L2Ball(clip_norm), SEED))
+    sums, _ = run(make_lot(x, y, physical_batch_size=BATCH))
+    for a, v in zip(before, model.non_trainable_variables, strict=True):
+        np.testing.assert_array_equal(a, v.numpy())
+    return [np.asarray(s) for s in sums], plan
+
+
+def relative_error(sums, expected):
+    """The largest difference of an entry, over the norm of all that is expected."""
+    return max(np.abs(s - e).max() for s, e in zip(sums, expected, strict=True)) / norm(expected)
+
+
+def norm(sums):
+    """The norm of all sums together."""
+    return np.sqrt(sum((s**2).sum() for s in sums))
+
+
 def main(name):
     keras.utils.set_random_seed(7)
     model, x, y, loss = {f.__name__: f for f in MODELS}[name]()
     if isinstance(loss, dict):
         # A function loss gives one value per example; both references need the mean of it.
         loss = {k: keras.losses.MeanSquaredError() if v == "mse" else v for k, v in loss.items()}
-    compile_loss = CompileLoss(loss)
-    compile_loss.build(y, model(x))
-    spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     clip_norm = 0.7
     expected = reference(model, loss, x, y, clip_norm)
-    scale = np.sqrt(sum((e**2).sum() for e in expected))
-    before = [v.numpy() for v in model.non_trainable_variables]
     errors = {}
     for gradient_engine in ("vectorized", "ghost"):
         if (name, gradient_engine) == ("dropout", "ghost"):
             continue  # it draws other masks, by design
-        engine, _ = make_engine(
+        sums, _ = clipped_sum(
             model,
-            compile_loss,
+            x,
+            y,
+            loss,
+            clip_norm,
             # XLA draws another stream from the same seed: masks are compared without it.
             jit_compile=False if name == "dropout" else "auto",
             gradient_engine=gradient_engine,
-            element_spec=(*spec, None),
             max_rows=8,
         )
-        run = tf.function(
-            lambda lot, e=engine: e.clipped_sum(lot, clipping.L2Ball(clip_norm), SEED)
-        )
-        sums, _ = run(make_lot(x, y, physical_batch_size=BATCH))
-        for a, v in zip(before, model.non_trainable_variables, strict=True):
-            np.testing.assert_array_equal(a, v.numpy())
-        apart = max(np.abs(s - e).max() for s, e in zip(sums, expected, strict=True))
-        errors[gradient_engine] = float(apart / scale)
-    print(json.dumps({"name": name, "errors": errors, "norm": float(scale)}), flush=True)
+        errors[gradient_engine] = float(relative_error(sums, expected))
+    print(json.dumps({"name": name, "errors": errors, "norm": float(norm(expected))}), flush=True)
 
 
 if __name__ == "__main__":
