@@ -320,19 +320,18 @@ class DPModel(SavedWithLedger, keras.Model):
         self.session.reset_metrics()
 
     def gradient_plan(self) -> Any:
-        """Prints, and returns as a `GradientPlan`, how each weight's gradients are clipped.
+        """Returns the `GradientPlan`, which tells how each weight's gradients are clipped.
 
-        Per weight: the layer's rule, the form in which norms are found, multiplications and floats
-        per example; and which engine was chosen, and why. Known once the model has met data: after
+        Per weight: the operation in which it meets the examples, the form in which norms are found,
+        multiplications and floats per example; and which engine was chosen, and why. Printed, it is
+        a table. Known once the model has met data: after
         `fit` or `train_on_batch` began, or, for models with known inputs, after `compile`.
 
         Raises:
             ValueError: where the model is not compiled, or nothing tells the form of its inputs.
         """
         self._assert_compile_called("gradient_plan")
-        plan = self.session.gradient_plan()
-        print(plan)
-        return plan
+        return self.session.gradient_plan()
 
     @property
     def step_law(self) -> SamplingLaw | None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_adadp as dp
 from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.settings import LayerSettings
 
 L = keras.layers
 
@@ -435,7 +436,7 @@ def test_layers_as_they_were_train_on(trained):
 
 
 def test_a_replaced_layer():
-    settings = dp.validation.LayerSettings(plain_model(L.Dense(4), L.Dense(4)))
+    settings = LayerSettings(plain_model(L.Dense(4), L.Dense(4)))
     settings.check_unchanged()
     settings._model.layers[0].activation = settings._model.layers[1].activation
     settings.check_unchanged()  # the same function

@@ -76,6 +76,10 @@ class RowGradients(abc.ABC):
     def materialize(self) -> tf.Tensor:
         """Returns the gradients as one float32 tensor [B, *shape]."""
 
+    def scaled(self, factor: float | tf.Tensor) -> "RowGradients":
+        """Multiplies all rows by a number."""
+        return Rows(factor * self.materialize())
+
     def group_means(self, size: int) -> "RowGradients":
         """Averages groups of `size` consecutive rows."""
         rows = self.materialize()

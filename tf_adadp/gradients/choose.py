@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.gradients import ghost
-from tf_adadp.gradients.example_graph import ExampleGraph
+from tf_adadp.gradients.example_graph import ExampleGraph, control_flow, refuse_state
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.vectorized import VectorizedEngine
 from tf_adadp.utils.keras_compat import CompileLoss, layers_of
@@ -79,24 +79,26 @@ def make_engine(
     """
     example_loss = ExampleLoss(model, loss)
     example_loss.check_multiplicity(augmentation_multiplicity)
-    traits = _Traits.of(example_loss, element_spec)  # raises before anything runs
     reason = "as asked for"
     if gradient_engine != "vectorized":
         try:
             if microbatch_size > 1:
                 raise ghost.CannotFollow(f"microbatch_size={microbatch_size}")
-            engine, planned = _ghost_engine(example_loss, traits, jit_compile, max_rows)
+            trace = _trace(example_loss, element_spec)
+            engine, planned = _ghost_engine(trace, jit_compile, max_rows)
             if gradient_engine == "auto":
-                reason = "it can follow every layer"
-            return engine, _plan("ghost", reason, model, planned)
+                reason = "every operation of the model is followed"
+            if trace.loops_over_losses:
+                reason += "; losses one example after the other"
+            return engine, _plan("ghost", reason, model, planned, trace)
         except ghost.CannotFollow as cannot:
             reason = str(cannot)
             if gradient_engine == "ghost":
+                _Traits.of(example_loss, element_spec)  # may know better
                 raise ValueError(
-                    f'gradient_engine="ghost": {reason}. Use "auto" or "vectorized"; a layer that '
-                    "the ghost engine does not know can be given a rule, see "
-                    "`tf_adadp.gradients.ghost.register`."
+                    f'gradient_engine="ghost": {reason}. Use "auto" or "vectorized".'
                 ) from None
+    traits = _Traits.of(example_loss, element_spec)  # raises before anything runs
     engine, why_sequential = _vectorized_engine(example_loss, traits, jit_compile)
     return engine, _plan("vectorized", reason + why_sequential, model)
 
@@ -125,7 +127,6 @@ class _Traits:
     def of(cls, example_loss, element_spec):
         """Traces the loss of one example; refuses one that keeps state or calls Python."""
         layers = layers_of(example_loss.model)
-        scaled = any(layer.compute_dtype == "float16" for layer in layers)
         control_flow = shaped_by_values = None
         if element_spec is not None:
             graph = ExampleGraph(example_loss, _one_example(element_spec))
@@ -138,28 +139,40 @@ class _Traits:
             shaped_by_values=shaped_by_values,
             # Vectorised, a lot would stop where two of its records differ in their number of words.
             sequential=_has_masked_recurrence(layers) or shaped_by_values is not None,
-            loss_scale=FLOAT16_LOSS_SCALE if scaled else 1.0,
+            loss_scale=_loss_scale(example_loss.model),
         )
 
 
-def _ghost_engine(example_loss, traits, jit_compile, max_rows):
-    """Returns `(engine, planned gradients)`, or raises `CannotFollow`."""
-    if traits.element_spec is None:
+def _trace(example_loss, element_spec):
+    """Traces a model for batches; raises `CannotFollow`, and ValueError for what keeps state."""
+    if element_spec is None:
         raise ghost.CannotFollow("the form of the data is not known")
-    ghost_pass = ghost.GhostPass(
-        example_loss, sequential=traits.sequential, loss_scale=traits.loss_scale
-    )
-    _check_no_mapped_attention(ghost_pass)
-    planned = ghost.probe(ghost_pass, traits.element_spec)
-    if any(part.rule == "map" for part in planned):
-        _check_compiles(traits, jit_compile)
+    for spec in tf.nest.flatten(element_spec):
+        if spec is not None and None in spec.shape[1:].as_list():
+            raise ghost.CannotFollow(f"data of shape {spec.shape} have axes of unknown size")
+    trace = ghost.trace_model(example_loss, element_spec, _loss_scale(example_loss.model))
+    refuse_state(trace.graph, "a layer or the loss", example_loss.model.variables)
+    return trace
+
+
+def _ghost_engine(trace, jit_compile, max_rows):
+    """Returns `(engine, planned gradients)`."""
+    planned = ghost.planned(trace)
+    if control_flow(trace.graph) is not None:
+        names = "/".join(layer.name for layer in trace.alone)
+        _check_compiles(names or "of a loss", jit_compile)
     rows = max_rows or _rows_that_fit(sum(part.floats for part in planned))
-    return ghost.GhostEngine(ghost_pass, jit_compile=jit_compile is True, max_rows=rows), planned
+    return ghost.GhostEngine(trace, jit_compile=jit_compile is True, max_rows=rows), planned
+
+
+def _loss_scale(model):
+    scaled = any(layer.compute_dtype == "float16" for layer in layers_of(model))
+    return FLOAT16_LOSS_SCALE if scaled else 1.0
 
 
 def _vectorized_engine(example_loss, traits, jit_compile):
     """Returns `(engine, why it maps examples one after the other)`."""
-    _check_compiles(traits, jit_compile)
+    _check_compiles(traits.control_flow, jit_compile)
     options = {"sequential": traits.sequential, "loss_scale": traits.loss_scale}
     why_sequential = ""
     if traits.control_flow is not None and not traits.sequential:
@@ -183,9 +196,18 @@ def _vectorized_engine(example_loss, traits, jit_compile):
     return engine, why_sequential
 
 
-def _plan(engine, reason, model, planned=()):
+def _plan(engine, reason, model, planned=(), trace=None):
     num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
-    return ghost.GradientPlan(engine, reason, planned, num_scalars)
+    plan = ghost.GradientPlan(engine, reason, planned, num_scalars)
+    if trace is None:
+        return plan
+    return dataclasses.replace(
+        plan,
+        mapped=tuple(layer.name for layer in trace.alone),
+        mixing=trace.mixing,
+        dropped=tuple(trace.dropped),
+        captured=trace.captured,
+    )
 
 
 def _one_example(element_spec):
@@ -195,18 +217,11 @@ def _one_example(element_spec):
     )
 
 
-def _check_no_mapped_attention(ghost_pass):
-    """Refuses attention inside of a mapped layer: it would end the process without XLA."""
-    for layer in ghost_pass.layers:  # attention itself has no rule: its parts have
-        if any(isinstance(part, ghost.ATTENTION) for part in layers_of(layer)):
-            raise ghost.CannotFollow(f"the layer {layer.name!r} has no rule and attention in it")
-
-
-def _check_compiles(traits, jit_compile):
-    """Refuses XLA where a loop or a branch is inside of a map over examples."""
-    if traits.control_flow is not None and jit_compile is True:
+def _check_compiles(loop, jit_compile):
+    """Refuses XLA where a loop or a branch of this name is inside of a map over examples."""
+    if loop is not None and jit_compile is True:
         raise ValueError(
-            f"jit_compile=True: XLA cannot compile the loop or branch {traits.control_flow!r} of a "
+            f"jit_compile=True: XLA cannot compile the loop or branch {loop!r} of a "
             'layer inside of the map over examples. Compile with jit_compile="auto"; recurrent '
             "layers have unroll=True besides."
         )

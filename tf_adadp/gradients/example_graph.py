@@ -74,11 +74,16 @@ class ExampleGraph:
 
     def control_flow(self) -> str | None:
         """Returns the name of a loop or a branch in the graph, or None."""
-        return next((node.name for node in _nodes(self._graph) if node.op in _CONTROL_FLOW), None)
+        return control_flow(self._graph)
 
     def shaped_by_values(self) -> str | None:
         """Returns the name of an operation whose output's shape depends on values, or None."""
         return shaped_by_values(self._graph)
+
+
+def control_flow(traced: tf.Graph) -> str | None:
+    """Returns the name of a loop or a branch, or None."""
+    return next((node.name for node in _nodes(traced) if node.op in _CONTROL_FLOW), None)
 
 
 def shaped_by_values(traced: tf.Graph) -> str | None:

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.gradients.compiled_losses import each_alone
+from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.utils.keras_compat import (
@@ -111,8 +112,22 @@ class ExampleLoss:
             total += tf.reduce_sum(tf.cast(loss, tf.float32))
         return total, tf.nest.map_structure(lambda t: tf.squeeze(t, 0), y_pred)
 
+    def non_trainable_values(self) -> list[tf.Tensor]:
+        """Reads the current non-trainable variables, for `predictions`."""
+        return [tf.convert_to_tensor(v.value) for v in self._non_trainable_variables]
+
+    @property
+    def has_no_loss(self) -> bool:
+        """Whether the model's losses are all `add_loss`."""
+        return self._loss is None
+
     def predictions(
-        self, trainable: Sequence[tf.Tensor], x: Any, seeds: tf.Tensor
+        self,
+        trainable: Sequence[tf.Tensor],
+        x: Any,
+        seeds: tf.Tensor,
+        non_trainable: Sequence[tf.Tensor] | None = None,
+        note_update: Callable | None = None,
     ) -> tuple[Any, list[tf.Tensor]]:
         """Returns the model's output for a batch, and what its layers add to the batch's loss.
 
@@ -120,15 +135,23 @@ class ExampleLoss:
             trainable: list of tensors, the weights.
             x: the inputs, leaves [B, ...].
             seeds: uint32 `[num_seed_generators, 2]`.
+            non_trainable: `non_trainable_values()`, the default.
+            note_update: called with each variable that the model would write, seeds apart.
         """
-        non_trainable = [tf.convert_to_tensor(v.value) for v in self._non_trainable_variables]
+        if non_trainable is None:
+            non_trainable = self.non_trainable_values()
+        non_trainable = list(non_trainable)
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
-        with no_index_stops():
-            y_pred, _, layer_losses = self.model.stateless_call(
+        with no_index_stops(), split_groups():
+            y_pred, updated, layer_losses = self.model.stateless_call(
                 trainable, non_trainable, x, return_losses=True, **self._call_arguments
             )
+        for i, variable in enumerate(self._non_trainable_variables):
+            written = updated[i] is not non_trainable[i] and i not in self._seed_slots
+            if written and note_update is not None:
+                note_update(variable)
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
@@ -144,28 +167,52 @@ class ExampleLoss:
 
         Mapped over the examples, so that no reduction can mix them: by `mapped`, or vectorised.
         """
-        mapped = mapped or functools.partial(map_rows, sequential=False)
         if self._loss is None:
             return tf.zeros([batch_size])
-        structure = (y, y_pred, sample_weight)
+        masks = [None if t is None else get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
+        return self._mapped(self._batch_of_one, (y, y_pred, sample_weight, masks), mapped)
+
+    def loss_and_gradients(
+        self, y: Any, y_pred: Any, masks: Sequence, sample_weight: Any, scale: float
+    ) -> tuple[tf.Tensor, list]:
+        """Returns the compiled loss of one example and its gradients.
+
+        Args:
+            y, y_pred, sample_weight: as in `losses`, of one example, without its axis.
+            masks: the Keras mask of each leaf of y_pred, or None.
+            scale: factor on the loss of which the gradients are taken.
+
+        Returns:
+            `(loss, gradients)`: float32, and ∂(scale·ℓ)/∂(leaf) per leaf of y_pred of floats.
+        """
+        y, y_pred, sample_weight, masks = tf.nest.map_structure(
+            lambda t: None if t is None else t[None], (y, y_pred, sample_weight, list(masks))
+        )
+        leaves = [t for t in tf.nest.flatten(y_pred) if t.dtype.is_floating]
+        loss = self._batch_of_one(y, y_pred, sample_weight, masks)
+        # No tape: it would record nothing inside of `tf.init_scope`.
+        found = tf.gradients(scale * loss, leaves, unconnected_gradients="zero")
+        return loss, [tf.convert_to_tensor(g)[0] for g in found]
+
+    def _mapped(self, function, structure, mapped=None):
+        """Maps a function of batches of one over the examples of a structure."""
+        mapped = mapped or functools.partial(map_rows, sequential=False)
         leaves = tf.nest.flatten(structure)
-        masks = [None if leaf is None else get_keras_mask(leaf) for leaf in leaves]
-        flat = [*leaves, *masks]
-        present = [i for i, t in enumerate(flat) if t is not None]
+        present = [i for i, t in enumerate(leaves) if t is not None]
 
         def one_example(parts):
-            rows = [None] * len(flat)
+            rows = [None] * len(leaves)
             for i, part in zip(present, parts, strict=True):
                 rows[i] = tf.expand_dims(part, 0)
-            for row, mask in zip(rows, rows[len(leaves) :], strict=False):
-                if mask is not None:
-                    set_keras_mask(row, mask)
-            return self._batch_of_one(*tf.nest.pack_sequence_as(structure, rows[: len(leaves)]))
+            return function(*tf.nest.pack_sequence_as(structure, rows))
 
-        return mapped(one_example, [flat[i] for i in present])
+        return mapped(one_example, [leaves[i] for i in present])
 
-    def _batch_of_one(self, y, y_pred, sample_weight):
+    def _batch_of_one(self, y, y_pred, sample_weight, masks=()):
         """Returns the compiled losses of a batch of one, float32."""
+        for leaf, mask in zip(tf.nest.flatten(y_pred), masks, strict=False):
+            if mask is not None:
+                set_keras_mask(leaf, mask)
         if self._loss is None:
             return tf.zeros([], tf.float32)
         return tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from tf_adadp.clipping import ClippedSums
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients import ghost
 from tf_adadp.gradients.choose import Engine, make_engine
+from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.utils.attached import ENGINES, attached_dict
-from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec
 
 
 @tf.autograph.experimental.do_not_convert
@@ -99,14 +99,14 @@ def _cached_engine(model, loss, element_spec, **options):
     # both alive for ever.
     engines = attached_dict(model, ENGINES)
     variables = tuple(id(v) for v in model.trainable_variables)
-    # A layer that was changed since may mix examples, and was looked at when the engine was made.
-    trust = tuple((id(layer), ghost.mixing_reason(layer)) for layer in layers_of(model))
-    key = (id(loss), str(element_spec), variables, trust, *options.values())
-    if key not in engines:
+    key = (id(loss), str(element_spec), variables, *options.values())
+    # A layer that was changed since was traced as it was.
+    if key not in engines or not engines[key][2].unchanged:
         with tf.init_scope():
             built = _built_loss(model, loss, element_spec)
             engine, _ = make_engine(model, built, element_spec=element_spec, **options)
-        engines[key] = engine, loss  # the loss as well: another one could get its id
+        # The loss as well: another one could get its id.
+        engines[key] = engine, loss, LayerSettings(model)
     return engines[key][0]
 
 

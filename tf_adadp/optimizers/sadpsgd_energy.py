@@ -11,7 +11,7 @@ from tf_adadp.gradients import ghost
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.sampling.sources import ArraySource
-from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec
 
 
 class Annealing:
@@ -47,27 +47,22 @@ class Energy:
                     source.spec[:2],
                 )
                 compute_output_spec(loss, y, compute_output_spec(model, x))
+            self._one_by_one = one_by_one
             self._loss = ExampleLoss(model, loss, training=False)
             self._seeds = tf.zeros([self._loss.num_seed_generators, 2], tf.uint32)
-            self._checked_layers = []
-            self._one_by_one = one_by_one and any(
-                ghost.mixing_reason(layer) for layer in layers_of(model)
-            )
+            self._trace = None
             if one_by_one:
                 record = tf.nest.map_structure(
                     lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype),
                     source.spec,
                 )
                 ExampleGraph(self._loss, record).check()
-            if one_by_one:
-                # Layers that run on the batch; where their ranks forbid it, `_losses` says so.
-                self._checked_layers = ghost.checked_layers(model)
-                traced = specs, specs, tf.TensorSpec([], tf.float32)
                 try:
-                    self.clipped_change.get_concrete_function(*traced)
+                    self._trace = ghost.trace_model(self._loss, source.spec)
                 except ghost.CannotFollow:
-                    self._one_by_one = True
-                    self.clipped_change.get_concrete_function(*traced)
+                    self._trace = None  # record by record
+                change = specs, specs, tf.TensorSpec([], tf.float32)
+                self.clipped_change.get_concrete_function(*change)
             else:
                 self.mean.get_concrete_function(specs)
         except Exception as error:
@@ -113,19 +108,22 @@ class Energy:
         """Weighted losses [B] of a batch of records."""
         size = self._lot[1].shape[1]
         if not self._one_by_one:
-            with ghost.on_known_ranks(self._checked_layers):
-                return self._batch_losses(weights, records, size)
+            x, y, sample_weight = records
+            y_pred, _ = self._loss.predictions(weights, x, self._seeds)
+            return self._loss.losses(y, y_pred, sample_weight, size)
+        if self._trace is not None:
+            x, y, sample_weight = records
+            _, y_pred, _ = self._trace(weights, x, y, sample_weight, self._seeds)
+            return self._loss.losses(y, y_pred, sample_weight, size)
 
         def one(i):
-            record = tf.nest.map_structure(lambda t: None if t is None else t[i : i + 1], records)
-            return self._batch_losses(weights, record, 1)[0]
+            x, y, sample_weight = tf.nest.map_structure(
+                lambda t: None if t is None else t[i : i + 1], records
+            )
+            y_pred, _ = self._loss.predictions(weights, x, self._seeds)
+            return self._loss.losses(y, y_pred, sample_weight, 1)[0]
 
         return tf.map_fn(one, tf.range(size), fn_output_signature=tf.float32, parallel_iterations=1)
-
-    def _batch_losses(self, weights, records, size):
-        x, y, sample_weight = records
-        y_pred, _ = self._loss.predictions(weights, x, self._seeds)
-        return self._loss.losses(y, y_pred, sample_weight, size)
 
     def current(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns J at the given weights: the remembered one, if it is of bitwise the same."""

@@ -10,13 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
-from tf_adadp.gradients.ghost import declare_independent
 from tf_adadp.pca.rows import LENGTH
 from tf_adadp.utils import checks
 from tf_adadp.utils.attached import LEDGER, attach, attached
 
 
-@declare_independent
 @keras.saving.register_keras_serializable(package="tf_adadp")
 class PCAProjection(keras.layers.Layer):
     """Flattens raw inputs, normalises them and projects them: x/‖x‖₂ · Cᵀ.

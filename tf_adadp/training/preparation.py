@@ -11,6 +11,7 @@ from tf_adadp import validation
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients import make_engine
 from tf_adadp.gradients.compiled_losses import PROBE_BATCH, check_reduces_no_batch
+from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.metrics.released import LotMetrics
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.utils.keras_compat import (
@@ -42,7 +43,7 @@ class Prepared:
     plan: Any
     y_pred: Any
     released: LotMetrics | None
-    layers: validation.LayerSettings
+    layers: LayerSettings
 
     @property
     def released_names(self) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:
         check_reduces_no_batch(loss, y, y_pred)
+    validation.check_layers(model.model)  # again: a layer may have been adapted since
     validation.check_weights(model.model)
     validation.check_metric_names(model.get_metrics_result())
     # Also where it was built before: it must have been for these very variables.
@@ -87,9 +89,9 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         max_rows=model.physical_batch_size,
     )
     released = _released(model, compiled, probe, y_pred)
-    if not replicas.is_strategy(model.distribute_strategy):
+    if not plan.follows_all and not replicas.is_strategy(model.distribute_strategy):
         validation.warn_of_mixing(model.model, element_spec, loss)
-    return Prepared(engine, plan, y_pred, released, validation.LayerSettings(model.model))
+    return Prepared(engine, plan, y_pred, released, LayerSettings(model.model))
 
 
 def check_strategy(model: keras.Model, compiled: Compiled) -> None:
@@ -145,6 +147,11 @@ def plan_from_inputs(model: keras.Model, compiled: Compiled) -> Any:
             "it after training has begun."
         )
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)
+    if any(None in s.shape[1:].as_list() for s in tf.nest.flatten(spec)):
+        raise ValueError(
+            "gradient_plan: the form of the inputs of this model is not known yet, since they have "
+            "axes of any size; call it after training has begun."
+        )
     # Forms depend on the layers alone; a loss needs labels, whose form is not known yet.
     _, plan = make_engine(
         model.model,

@@ -25,7 +25,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import gen_array_ops, gen_nn_ops  # patched by gradients.indices
+from tensorflow.python.ops import gen_array_ops, gen_nn_ops  # patched by gradients
 
 __all__ = [
     "INHERITED",
@@ -61,6 +61,7 @@ __all__ = [
     "metric_values",
     "op_def_registry",
     "operations",
+    "original_operation",
     "own_layers",
     "own_trainable_variables",
     "print_msg",
@@ -96,6 +97,11 @@ INHERITED: dict[type, dict[str, str]] = {
         "_trainable_variables": "the variables that the optimizer was built for",
     },
 }
+
+
+def original_operation(operation: object) -> object | None:
+    """Returns the operation of which TensorFlow made this one as a gradient, or None."""
+    return getattr(operation, "_original_op", None)
 
 
 def layers_of(layer: keras.Layer, include_self: bool = True) -> list[keras.Layer]:

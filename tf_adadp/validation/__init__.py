@@ -13,11 +13,9 @@ from tf_adadp.validation.arguments import (
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
 from tf_adadp.validation.report import Report
-from tf_adadp.validation.settings import LayerSettings
 from tf_adadp.validation.tokens import check_tokens
 
 __all__ = [
-    "LayerSettings",
     "Report",
     "check_callbacks",
     "check_class_labels",

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tf_adadp.gradients.compiled_losses import PROBE_BATCH, batch_reductions
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
-from tf_adadp.gradients.ghost.independence import mixing_reason
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import as_source
 from tf_adadp.utils.keras_compat import (
@@ -16,7 +15,6 @@ from tf_adadp.utils.keras_compat import (
     compile_loss_of,
     compute_output_spec,
     functional_inputs,
-    layers_of,
     user_loss,
 )
 from tf_adadp.utils.problems import Problem
@@ -78,15 +76,13 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
 def warn_of_mixing(model: keras.Model, element_spec: tuple, loss: CompileLoss | None) -> None:
     """Warns, before training, of layers and losses that mix the examples of a batch.
 
-    What Keras's own layers do is known; the model is tried on random data where it has others.
+    It is tried on random data: call this where its operations could not be followed.
 
     Args:
         model: a built `keras.Model` without side effects.
         element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
         loss: a built Keras `CompileLoss`, or None.
     """
-    if not any(mixing_reason(layer) for layer in layers_of(model)):
-        return
     try:
         problems = list(probe(model, element_spec, loss))
     except Exception:  # whatever a layer of the user's raises on random data; training may not

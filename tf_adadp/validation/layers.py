@@ -3,20 +3,31 @@
 from collections.abc import Iterator
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tf_adadp.gradients.ghost.independence import example_axes
 from tf_adadp.utils.keras_compat import has_given_vocabulary, layers_of, seed_generators
 from tf_adadp.utils.problems import Problem, raise_first
 
 # Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
 _GIVEN_STATE = {
-    keras.layers.Normalization: (lambda x: x.input_mean is not None, "mean and variance"),
+    keras.layers.Normalization: (lambda x: _has_public_statistics(x), "mean and variance"),
     keras.layers.Discretization: (lambda x: x.num_bins is None, "bin_boundaries"),
     keras.layers.StringLookup: (lambda x: has_given_vocabulary(x), "vocabulary"),
     keras.layers.IntegerLookup: (lambda x: has_given_vocabulary(x), "vocabulary"),
     keras.layers.TextVectorization: (lambda x: has_given_vocabulary(x), "vocabulary"),
 }
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+
+
+def _has_public_statistics(layer):
+    """Whether a Normalization has given statistics, or those of a layer that never saw data."""
+    if layer.input_mean is not None:
+        return True
+    if not layer.built:
+        return False
+    mean, variance = (np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance))
+    return not mean.any() and bool(np.all(variance == 1.0))
 
 
 def layer_problems(model: keras.Model) -> Iterator[Problem]:
@@ -69,7 +80,7 @@ def _problems_of(layer):
                 "of its data, and they would be saved with the model",
                 f"Pass public constants as {arguments}, or preprocess outside of the model.",
             )
-    for name, axes in example_axes(layer):
+    for name, axes in _axes(layer):
         if 0 in axes and not isinstance(layer, keras.layers.BatchNormalization):
             yield Problem(
                 where,
@@ -78,6 +89,14 @@ def _problems_of(layer):
                 f"Leave axis 0 out of {name}.",
                 "warning",
             )
+
+
+def _axes(layer):
+    """Pairs of an attribute's name and the axes that a layer works along."""
+    for name in ("axis", "axes", "_attention_axes"):
+        axes = getattr(layer, name, None)
+        if axes is not None:
+            yield name, tf.nest.flatten(axes)
 
 
 def _group_normalization(layer):

@@ -2,7 +2,7 @@
 
 Trials can show that examples are mixed and never that they are not: a layer may mix loud inputs
 only, or large batches. The guarantee does not rest on them; training keeps to single examples
-whatever it does not know (`gradients.ghost.independence`). What is found here is told because the
+whatever it cannot follow (`gradients.proof`). What is found here is told because the
 model then learns something else than it would without privacy.
 """
 

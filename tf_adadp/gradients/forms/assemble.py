@@ -16,10 +16,14 @@ def add(parts: Sequence[RowGradients]) -> RowGradients:
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(p, (OuterProducts, SequenceProducts)) for p in parts):
-        layout = parts[0]._layout
-        pairs = [(_sequence(p._a), _sequence(p._d)) for p in parts]
-        a, d = (tf.concat(side, axis=1) for side in zip(*pairs, strict=True))
-        return SequenceProducts(a, d, layout)
+        layout = parts[0].layout
+        if all(p.layout in (layout, layout.swapped) for p in parts):
+            # Of a matrix and its transpose, a and d change places.
+            pairs = [p.factors if p.layout == layout else p.factors[::-1] for p in parts]
+            a, d = (
+                tf.concat([_sequence(t) for t in side], axis=1) for side in zip(*pairs, strict=True)
+            )
+            return SequenceProducts(a, d, layout)
     if all(isinstance(p, Lookups) for p in parts):
         indices = tf.concat([p._indices for p in parts], axis=1)
         return Lookups(indices, tf.concat([p._d for p in parts], axis=1), parts[0].shape)

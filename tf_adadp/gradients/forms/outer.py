@@ -42,6 +42,28 @@ class OuterProducts(RowGradients):
         """The variable's shape."""
         return self._layout.shape
 
+    @property
+    def layout(self) -> MatrixLayout:
+        """The `MatrixLayout` of the variable."""
+        return self._layout
+
+    @property
+    def factors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """a and d."""
+        return self._a, self._d
+
+    def scaled(self, factor: float | tf.Tensor) -> "OuterProducts":
+        """See `RowGradients.scaled`."""
+        return OuterProducts(self._a, factor * self._d, self._layout)
+
+    def with_layout(self, layout: MatrixLayout) -> "OuterProducts":
+        """Returns the same products as gradients of a variable of another shape."""
+        return OuterProducts(self._a, self._d, layout)
+
+    def with_factors(self, a: tf.Tensor, d: tf.Tensor, layout: MatrixLayout) -> "OuterProducts":
+        """Returns products of other factors."""
+        return OuterProducts(a, d, layout)
+
     def cost(self) -> tuple[int, int]:
         """See `RowGradients.cost`."""
         rows, columns = self._layout.num_rows, self._layout.num_columns

@@ -39,6 +39,28 @@ class SequenceProducts(RowGradients):
         return self._layout.shape
 
     @property
+    def layout(self) -> MatrixLayout:
+        """The `MatrixLayout` of the variable."""
+        return self._layout
+
+    @property
+    def factors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """a and d."""
+        return self._a, self._d
+
+    def scaled(self, factor: float | tf.Tensor) -> "SequenceProducts":
+        """See `RowGradients.scaled`."""
+        return SequenceProducts(self._a, factor * self._d, self._layout)
+
+    def with_layout(self, layout: MatrixLayout) -> "SequenceProducts":
+        """Returns the same products as gradients of a variable of another shape."""
+        return SequenceProducts(self._a, self._d, layout)
+
+    def with_factors(self, a: tf.Tensor, d: tf.Tensor, layout: MatrixLayout) -> "SequenceProducts":
+        """Returns products of other factors."""
+        return SequenceProducts(a, d, layout)
+
+    @property
     def form(self) -> str:
         """How norms are found where the metric allows it: "gram" or "materialized"."""
         length = self._a.shape[1] or self._d.shape[1]

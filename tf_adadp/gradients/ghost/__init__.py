@@ -1,31 +1,20 @@
 """Per-example gradient norms and clipped sums without per-example gradients."""
 
-from tf_adadp.gradients.ghost import convolution, dense, embedding, normalization  # noqa: F401
+from tf_adadp.gradients.ghost.alone import ATTENTION
 from tf_adadp.gradients.ghost.engine import GhostEngine
-from tf_adadp.gradients.ghost.independence import (
-    ATTENTION,
-    CannotFollow,
-    declare_independent,
-    mixing_reason,
-)
-from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, probe
-from tf_adadp.gradients.ghost.ranks import checked_layers, on_known_ranks
-from tf_adadp.gradients.ghost.registry import register
-from tf_adadp.gradients.ghost.tracing import GhostPass
-from tf_adadp.gradients.patching import replaced
+from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, planned
+from tf_adadp.gradients.ghost.retired import declare_independent, register
+from tf_adadp.gradients.ghost.trace import CannotFollow, Trace, trace_model
 
 __all__ = [
     "ATTENTION",
     "CannotFollow",
     "GhostEngine",
-    "GhostPass",
     "GradientPlan",
     "PlannedGradient",
-    "checked_layers",
+    "Trace",
     "declare_independent",
-    "mixing_reason",
-    "on_known_ranks",
-    "probe",
+    "planned",
     "register",
-    "replaced",
+    "trace_model",
 ]

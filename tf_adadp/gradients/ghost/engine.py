@@ -16,15 +16,15 @@ class GhostEngine:
     """Clipped sums of per-example gradients from one batched pass per chunk of a lot.
 
     Args:
-        ghost_pass: a `GhostPass`.
+        trace: a `Trace`.
         jit_compile: whether XLA compiles the pass over one chunk.
         max_rows: rows of the lot that are worked on at once, at most (and at least one physical
             batch). A chunk is a whole number of physical batches.
     """
 
-    def __init__(self, ghost_pass, *, jit_compile=False, max_rows=None):
-        self.example_loss = ghost_pass.example_loss
-        self._ghost_pass = ghost_pass
+    def __init__(self, trace, *, jit_compile=False, max_rows=None):
+        self.example_loss = trace.example_loss
+        self._trace = trace
         self._jit_compile = jit_compile
         self.max_rows = max_rows
 
@@ -78,7 +78,7 @@ class GhostEngine:
                 rows = tf.nest.map_structure(
                     lambda t: None if t is None else tf.repeat(t, copies, axis=0), rows
                 )
-            losses, y_pred, gradients, _ = self._ghost_pass(trainable, *rows, seeds)
+            losses, y_pred, gradients = self._trace(trainable, *rows, seeds)
             if copies > 1:
                 losses = tf.reduce_mean(grouped(losses, copies), axis=1)
                 y_pred = tf.nest.map_structure(lambda t: grouped(t, copies)[:, 0], y_pred)
@@ -135,9 +135,8 @@ class GhostEngine:
         """
 
         def losses(trainable, x, y, sample_weight, seeds):
-            # `cut` leaves no gradient to work out but that of weights used past the rules, and a
-            # graph drops that.
-            found, y_pred, _, _ = self._ghost_pass(trainable, x, y, sample_weight, seeds, cut=True)
+            # A graph drops the gradients, which nothing needs.
+            found, y_pred, _ = self._trace(trainable, x, y, sample_weight, seeds)
             return found, y_pred
 
         run = (

@@ -1,8 +1,7 @@
 """What the layers of a model are set to, to see that a traced graph still means the same model.
 
-What is known of a layer when the engine is made (that it treats every example by itself, that it
-has a rule) is used whenever the graph is traced again, for lots of another form or step by step
-under `run_eagerly`. A layer that was changed since would be taken for what it was.
+A model is traced once, when its engine is made. A layer that was changed since would go on as it
+was.
 """
 
 import functools
@@ -10,19 +9,18 @@ import inspect
 
 import keras
 
-from tf_adadp.gradients.ghost.independence import SET_BY_KERAS, mixing_reason
 from tf_adadp.utils.keras_compat import layers_of
 
 _MISSING = object()
-_MIXING = "mixing_reason"  # told of last, where no attribute explains it
+_SET_BY_KERAS = {"build", "quantize", "loss"}  # on instances
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class LayerSettings:
-    """Remembers the layers of a model and their settings that decide whether they mix examples.
+    """Remembers the layers of a model and their settings.
 
-    Those are the attributes that are named as arguments of its constructor, its parts, methods that
-    were replaced on the instance, and whether it is known not to mix examples.
+    Those are the attributes that are named as arguments of its constructor, its parts, and methods
+    that were replaced on the instance.
 
     Args:
         model: a built `keras.Model`.
@@ -33,13 +31,22 @@ class LayerSettings:
         # Holds what it saw: another object could get the id of one that is gone.
         self._seen = self._settings()
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether no layer was changed, added or removed."""
+        try:
+            self.check_unchanged()
+        except ValueError:
+            return False
+        return True
+
     def check_unchanged(self) -> None:
         """Raises ValueError where a layer or its settings changed."""
         now = self._settings()
         for (layer, settings), (other, others) in zip(self._seen, now, strict=False):
             if layer is not other:
                 break
-            for name in sorted({**settings, **others}, key=lambda name: name == _MIXING):
+            for name in {**settings, **others}:
                 before = settings.get(name, _MISSING)
                 after = others.get(name, _MISSING)
                 if not _same(before, after):
@@ -60,13 +67,11 @@ class LayerSettings:
 
 def _settings_of(layer):
     arguments = _arguments(type(layer))
-    settings = {
+    return {
         name: _frozen(value)
         for name, value in vars(layer).items()
-        if name in arguments or (_is_method(layer, name) and name not in SET_BY_KERAS)
+        if name in arguments or (_is_method(layer, name) and name not in _SET_BY_KERAS)
     }
-    settings[_MIXING] = mixing_reason(layer)
-    return settings
 
 
 def _is_method(layer, name):

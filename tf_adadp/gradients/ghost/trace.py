@@ -1,0 +1,428 @@
+"""Traces a model and its losses for a batch, and proves that no example feels another one.
+
+What is proven is what runs: the graph that is traced here, with the number of examples unknown, is
+the one that training calls.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.clipping.row_gradients import RowGradients, Rows
+from tf_adadp.gradients import forms
+from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.ghost import chains, penalties, weights
+from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
+from tf_adadp.gradients.mapped import traced_map
+from tf_adadp.gradients.mapping import TRACING_ERRORS
+from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.gradients.proof.follow import Follower, inputs_of_rows
+from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, public
+from tf_adadp.utils.keras_compat import (
+    get_keras_mask,
+    layers_of,
+    original_operation,
+    own_layers,
+    set_keras_mask,
+)
+
+# Steps of a recurrent layer that are written out; more take long to trace.
+_LONGEST_UNROLLED = 64
+
+
+class CannotFollow(BaseException):
+    """The ghost pass cannot follow a model; the message says where and why.
+
+    Never leaves this package. No `Exception`, since Keras would rewrite the message of one that is
+    raised while a layer is called.
+
+    Attributes:
+        layer: the layer at fault, or None.
+    """
+
+    def __init__(self, message: str, layer: keras.Layer | None = None):
+        super().__init__(message)
+        self.layer = layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The gradients of one weight from one operation.
+
+    Attributes:
+        number: of the weight.
+        layer: the layer that the operation is in.
+        operation: its type, or "map" for a layer mapped over the examples.
+        rows: the `RowGradients`, of tensors of the traced graph.
+    """
+
+    number: int
+    layer: keras.Layer
+    operation: str
+    rows: RowGradients
+
+
+def trace_model(example_loss: ExampleLoss, element_spec: Any, loss_scale: float = 1.0) -> "Trace":
+    """Traces a model; maps the layers that cannot be followed over the examples.
+
+    Args, raises: see `Trace`.
+    """
+    model = example_loss.model
+    alone = []
+    found: list[tuple[keras.Layer, str]] = []
+    while True:
+        try:
+            trace = Trace(example_loss, element_spec, alone, loss_scale)
+        except CannotFollow as cannot:
+            before = [reason for other, reason in found if other is cannot.layer]
+            reason = "; ".join([*before, str(cannot)])
+            layer = _around(cannot.layer, model, alone)
+            if layer is None:
+                raise CannotFollow(reason, cannot.layer) from None
+            alone.append(layer)
+            found.append((layer, reason))
+        else:
+            trace.mixing = tuple(
+                reason for layer, reason in found if not isinstance(layer, keras.layers.RNN)
+            )
+            return trace
+
+
+def _around(layer, model, alone):
+    """The layer, or the one around it that is not mapped yet; None where that is the model."""
+    while layer is not None and any(layer is other for other in alone):
+        layer = next(
+            (
+                outer
+                for outer in layers_of(model)
+                if any(part is layer for part in own_layers(outer))
+            ),
+            None,
+        )
+    return None if layer is model else layer
+
+
+class Trace:
+    """One trace of a batch: forward pass, losses, backward pass and row gradients.
+
+    Args:
+        example_loss: an `ExampleLoss`.
+        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch, [None, ...].
+        alone: the layers to map over examples.
+        loss_scale: fixed factor on the loss, undone on float32 gradients.
+
+    Attributes:
+        parts: list of `Part`.
+        graph: the traced graph.
+        alone: the layers that are mapped over the examples.
+        mixing: why, for those that were found out (`trace_model`).
+        dropped: paths of the variables that the model writes in training, which is dropped.
+        captured: names of the constants that the model holds.
+        loops_over_losses: whether losses are worked on one example after the other.
+
+    Raises:
+        CannotFollow: examples meet, or may meet.
+    """
+
+    def __init__(
+        self,
+        example_loss: ExampleLoss,
+        element_spec: Any,
+        alone: Sequence[keras.Layer] = (),
+        loss_scale: float = 1.0,
+    ):
+        self.example_loss = example_loss
+        self.alone = tuple(alone)
+        self.mixing: tuple[str, ...] = ()
+        self.dropped: list[str] = []
+        self.loops_over_losses = False
+        self._loss_scale = loss_scale
+        self._calls: list[AloneCall] = []
+        self._spans: list[tuple[int, int, keras.Layer]] = []
+        self._open = None
+        self._numbers = {id(v): i for i, v in enumerate(example_loss.trainable_variables)}
+        self.parts: list[Part] = []
+        x, y, sample_weight = tf.nest.map_structure(
+            lambda s: None if s is None else tf.TensorSpec((None, *s.shape[1:]), s.dtype),
+            element_spec,
+        )
+        values = example_loss.trainable_values(), example_loss.non_trainable_values()
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), values)
+        seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
+        traced = tf.function(self._traced, autograph=False)
+        try:
+            self._function = traced.get_concrete_function(*specs, x, y, sample_weight, seeds)
+        except TRACING_ERRORS as error:
+            raise CannotFollow(f"it cannot be traced for a batch: {_first_line(error)}") from error
+        self.graph = self._function.graph
+        self.captured = tuple(
+            inner.name for outer, inner in self.graph.captures if outer.dtype != tf.resource
+        )
+
+    def __call__(self, trainable, x, y, sample_weight, seeds):
+        """Returns `(losses [B], predictions, RowGradients per trainable variable)`."""
+        others = self.example_loss.non_trainable_values()
+        losses, y_pred, masks, tensors = self._function(
+            list(trainable), others, x, y, sample_weight, seeds
+        )
+        for tensor, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                set_keras_mask(tensor, mask)
+        found = [[] for _ in self._numbers]
+        for part, names in zip(self.parts, tensors, strict=True):
+            rows = copy.copy(part.rows)
+            vars(rows).update(names)
+            found[part.number].append(rows)
+        batch_size = tf.shape(losses)[0]
+        gradients = [
+            forms.add(rows) if rows else Rows(tf.zeros([batch_size, *v.shape]))
+            for rows, v in zip(found, self.example_loss.trainable_variables, strict=True)
+        ]
+        return losses, y_pred, gradients
+
+    def _traced(self, trainable, non_trainable, x, y, sample_weight, seeds):
+        graph = tf.compat.v1.get_default_graph()
+        follower = self._follower = Follower()
+        for number, tensor in enumerate(trainable):
+            follower.set(tensor, public(tensor, weights=frozenset([number])))
+        for tensor in tf.nest.flatten((x, y, sample_weight)):
+            if tensor is not None:
+                follower.set(tensor, inputs_of_rows(tensor))
+        follower.set(seeds, public(seeds, secret=True))
+        with self._watched(graph):
+            y_pred, layer_losses = self.example_loss.predictions(
+                trainable, x, seeds, non_trainable, self._note_update
+            )
+        follower.advance(graph.get_operations())
+        self._check_reads(graph)
+        batch_size = tf.shape(tf.nest.flatten(x)[0])[0]
+        ys, upstream = [], []
+        predictions = [t for t in tf.nest.flatten(y_pred) if tf.is_tensor(t)]
+        for tensor in predictions:
+            self._check(tensor, "the model's output")
+        losses, gradients = self._losses(y, y_pred, sample_weight, batch_size)
+        for tensor, gradient in zip(predictions, gradients, strict=True):
+            if gradient is not None:
+                ys.append(tensor)
+                upstream.append(gradient)
+        try:
+            added = [penalties.per_example(t, tf.ones([batch_size]), follower)
+                     for t in layer_losses]  # fmt: skip
+        except Mixes as mixes:
+            raise CannotFollow(str(mixes)) from None
+        follower.advance(graph.get_operations())
+        for penalty in added:
+            self._check(penalty, "a loss that a layer adds")
+            ys.append(penalty)
+            upstream.append(tf.fill(tf.shape(penalty), self._loss_scale))
+        if not ys:  # no loss at all, as where a plan is asked for before there are labels
+            ys = [t for t in predictions if t.dtype.is_floating]
+            upstream = [tf.zeros_like(t) for t in ys]
+        losses = tf.add_n([losses, *added])
+        uses = [op for op in follower.uses if not _only_passes_on(op)]
+        self._find_parts(graph, ys, upstream, uses, trainable)
+        tensors = [
+            {name: t for name, t in vars(part.rows).items() if tf.is_tensor(t)}
+            for part in self.parts
+        ]
+        masks = [get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
+        return losses, y_pred, masks, tensors
+
+    def _losses(self, y, y_pred, sample_weight, batch_size):
+        """The examples' losses [B], and the gradients of their sum; mapped over the examples."""
+        flat = tf.nest.flatten(y_pred)
+        masks = [get_keras_mask(t) for t in flat]
+        given = [t for t in tf.nest.flatten((y, y_pred, masks, sample_weight)) if t is not None]
+        for mask in masks:
+            if mask is not None:
+                self._check(mask, "the mask of the model's output")
+        if self.example_loss.has_no_loss:
+            return tf.zeros([batch_size]), [None] * len(flat)
+
+        def one_example(*rows):
+            rows = iter(rows)
+            structure = tf.nest.map_structure(
+                lambda t: None if t is None else next(rows), (y, y_pred, masks, sample_weight)
+            )
+            y_row, pred_row, mask_rows, weight = structure
+            return self.example_loss.loss_and_gradients(
+                y_row, pred_row, mask_rows, weight, self._loss_scale
+            )
+
+        traced, self.loops_over_losses = traced_map(one_example, given)
+        losses, found = traced(*given)
+        self._follower.trust(losses.op)
+        found = iter(found)
+        return losses, [next(found) if t.dtype.is_floating else None for t in flat]
+
+    def _find_parts(self, graph, ys, upstream, uses, trainable):
+        """Fills `parts`: one `tf.gradients` for all places where weights meet examples."""
+        follower = self._follower
+        for op in uses:
+            if weights.has_own_gradient(op) or len(op.outputs) > 1:
+                layer = self._layer_of(op)
+                raise CannotFollow(
+                    f"the operation {op.type} joins weights with examples and has a gradient of "
+                    f"its own or several outputs{_where(op, layer)}",
+                    layer,
+                )
+        places = [op.outputs[0] for op in uses]
+        tapped = [t for call in self._calls for t in call.outputs if t.dtype.is_floating]
+        found = tf.gradients(ys, [*places, *tapped], upstream) if ys else []
+        found = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        follower.advance(graph.get_operations(), uses=False)
+        for tensor, gradient in zip([*places, *tapped], found, strict=False):
+            if gradient is not None:
+                self._check(gradient, "a gradient", follower.of(tensor))
+        for op, gradient in zip(uses, found, strict=False):
+            if gradient is None:
+                continue
+            d = tf.cast(gradient, tf.float32) / self._loss_scale
+            d.set_shape(op.outputs[0].shape)
+            values = [follower.of(t) for t in op.inputs]
+            layer = self._layer_of(op)
+            try:
+                for tensor, rows in weights.gradients_of(op, values, follower.of(op.outputs[0]), d):
+                    for number, part in chains.pulled_back(tensor, rows, follower, trainable):
+                        self.parts.append(Part(number, layer, op.type, part))
+            except weights.NoForm as no_form:
+                raise CannotFollow(f"{no_form}{_where(op, layer)}", layer) from None
+        gradients = {t.name: g for t, g in zip(tapped, found[len(places) :], strict=False)}
+        for call in self._calls:
+            floating = [t for t in call.outputs if t.dtype.is_floating]
+            given = [gradients.get(t.name) for t in floating]
+            if all(g is None for g in given):
+                continue
+            given = [
+                tf.zeros_like(t) if g is None else g for t, g in zip(floating, given, strict=True)
+            ]
+            for number, rows in call.gradients(given):
+                rows = rows.scaled(1.0 / self._loss_scale)
+                self.parts.append(Part(number, call.layer, "map", rows))
+
+    def _note_update(self, variable):
+        self.dropped.append(variable.path)
+
+    # --- where it fails -------------------------------------------------------------------------
+
+    def _check(self, tensor, what, like=None):
+        """Checks that a tensor has one row per example."""
+        self._follower.advance(tf.compat.v1.get_default_graph().get_operations())
+        if self._follower.effects:
+            op = self._follower.effects[0]
+            layer = self._layer_of(op)
+            raise CannotFollow(f"keeps state, draws at random or raises{_where(op, layer)}", layer)
+        value = self._follower.of(tensor)
+        if isinstance(value, Mixed):
+            layer = self._layer_of(value.op)
+            raise CannotFollow(
+                f"the operation {value.op.type} {value.reason}{_where(value.op, layer)}", layer
+            )
+        if isinstance(value, Public):
+            raise CannotFollow(f"{what} does not depend on the examples")
+        wanted = (0, 1) if like is None else (like.axis, like.stride)
+        if (value.axis, value.stride) != wanted:
+            raise CannotFollow(f"{what} has the examples along axis {value.axis}")
+
+    def _check_reads(self, graph):
+        """Refuses trainable variables that are read past Keras: their gradient would be lost."""
+        handles = {id(getattr(v.value, "handle", None)) for v in
+                   self.example_loss.trainable_variables}  # fmt: skip
+        for outer, _ in graph.captures:
+            if id(outer) in handles:
+                raise CannotFollow("a trainable weight is read past Keras (`_value`)")
+
+    def _layer_of(self, op):
+        """The innermost layer whose call made an operation, or the model."""
+        while (original := original_operation(op)) is not None:
+            op = original
+        place = self._places().get(op.name)
+        inside = [s for s in self._spans if place is not None and s[0] <= place < s[1]]
+        return max(inside, key=lambda s: s[0], default=(0, 0, self.example_loss.model))[2]
+
+    def _places(self):
+        graph = tf.compat.v1.get_default_graph()
+        return {op.name: i for i, op in enumerate(graph.get_operations())}
+
+    @contextlib.contextmanager
+    def _watched(self, graph) -> Iterator[None]:
+        """Notes which layer makes which operations, and maps the layers that are to be alone."""
+        eagerly = tf.config.functions_run_eagerly()
+        with PATCHING, contextlib.ExitStack() as stack:
+            for layer in layers_of(self.example_loss.model):
+                stack.enter_context(replaced(layer, call=self._standing_in(layer, graph)))
+            # So that functions of functions are part of this graph.
+            tf.config.run_functions_eagerly(True)
+            stack.callback(tf.config.run_functions_eagerly, eagerly)
+            yield
+
+    def _standing_in(self, layer, graph):
+        call = layer.call
+
+        def noted(*args, **kwargs):
+            if self._open is not None:  # inside of a layer that is mapped
+                return call(*args, **kwargs)
+            if tf.compat.v1.get_default_graph() is not graph:
+                raise CannotFollow(
+                    f"the layer {layer.name!r} is called inside of a loop or a branch"
+                )
+            if any(layer is other for other in self.alone):
+                self._open = layer
+                try:
+                    mapped = AloneCall(layer, call, self._numbers, args, kwargs, self._follower)
+                    outputs = mapped()
+                except CannotMap as cannot:
+                    raise CannotFollow(str(cannot), layer) from None
+                finally:
+                    self._open = None
+                self._calls.append(mapped)
+                return outputs
+            start = len(graph.get_operations())
+            with _without_loop(layer, args):
+                outputs = call(*args, **kwargs)
+            self._spans.append((start, len(graph.get_operations()), layer))
+            return outputs
+
+        return noted
+
+
+def _without_loop(layer, args):
+    """Lets a recurrent layer write its steps out, which can be followed, as a loop cannot."""
+    if not isinstance(layer, keras.layers.RNN):
+        return contextlib.nullcontext()
+    shape = args[0].shape if args and tf.is_tensor(args[0]) else [None, None]
+    if len(shape) < 2 or shape[1] is None or shape[1] > _LONGEST_UNROLLED:
+        raise CannotFollow(f"the layer {layer.name!r} loops", layer)
+    return replaced(layer, unroll=True)
+
+
+def _only_passes_on(op):
+    return op.type in ("Identity", "IdentityN", "Shape") and not weights.has_own_gradient(op)
+
+
+def _where(op, layer):
+    line = next(
+        (f"{f.filename}:{f.lineno}" for f in reversed(op.traceback) if _is_users(f.filename)), None
+    )
+    inside = f" in the layer {layer.name!r} ({type(layer).__name__})"
+    return inside + (f", {line}" if line else "")
+
+
+def _is_users(filename):
+    parts = ("/tensorflow/", "/keras/", "/tf_adadp/")
+    return not any(part in filename for part in parts)
+
+
+def _first_line(error):
+    """The first line of an error, with the one that Keras puts under its own."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].startswith("Exception encountered") else 1])
