@@ -101,12 +101,23 @@ def test_nothing_to_report(make):
     report.raise_if_any()
 
 
+def test_a_normalization_that_saw_no_data_is_public():
+    """As in models of keras.applications, which hold one."""
+    norm = L.Normalization(name="norm")
+    model = plain_model(norm, L.Dense(3))
+    dp.DPModel(model)
+    norm.adapt(data()[0])
+    with pytest.raises(ValueError, match="'norm' is a Normalization without given mean"):
+        dp.DPModel(model)
+
+
 def test_all_errors_at_once():
     """DPModel raises the first of them, in the same words."""
     model = plain_model(
         L.Normalization(name="norm"), L.Dense(16), L.BatchNormalization(name="bn"), SideEffect()
     )
     x, y = data()
+    model.layers[0].adapt(x)
     report = dp.validate(model, lambda y, y_pred: keras.ops.mean(y_pred), x, y)
     wheres = [p.where for p in report.errors]
     assert wheres[:2] == ["Layer 'norm'", "Layer 'bn'"]

@@ -1,5 +1,7 @@
 """Uses of operations on shapes, slices and single entries (see `cases`)."""
 
+import functools
+
 import tensorflow as tf
 
 from tests.gradients.proof.cases import (
@@ -209,17 +211,21 @@ for _name in ("BiasAdd", "BiasAddV1"):
     mixes(_name, lambda x, f=_add: f(value=x, bias=ones(3) * floating(size(x))), (3,))
 keeps("BiasAdd", lambda x: tf.nn.bias_add(x, ones(2), "NCHW"), (2, 3, 3))
 mixes("BiasAdd", lambda x: tf.nn.bias_add(turned(x), ones(3), "NCHW"), (2, 3, 3))
-_TABLE = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 1]), tf.constant([5, 7]))
+
+
+@functools.cache
+def _made_table():
+    """Makes a table once, and outside of every graph: a graph does not fill tables it makes."""
+    with tf.init_scope():
+        keys, values = tf.constant([0, 1]), tf.constant([5, 7])
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1)
 
 
 def _table(x, default=-1):
-    # Made once per process: a graph does not hold tables that it makes.
-    table = _TABLES.setdefault("table", None) or tf.lookup.StaticHashTable(_TABLE, -1)
-    _TABLES["table"] = table
-    return R.LookupTableFindV2(table_handle=table.resource_handle, keys=x, default_value=default)
+    handle = _made_table().resource_handle
+    return R.LookupTableFindV2(table_handle=handle, keys=x, default_value=default)
 
 
-_TABLES = {}
 keeps("LookupTableFindV2", _table, (3,), dtypes=[tf.int32])
 mixes("LookupTableFindV2", lambda x: _table(x, size(x)), (3,), dtypes=[tf.int32])
 
