@@ -1,4 +1,4 @@
-"""What an entry of the zoo is: a builder, a lot size, and the limits of its group."""
+"""Describes an entry of the zoo: a builder, a lot size, and the limits of its group."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ class RealModel:
 
     @property
     def is_available(self):
-        """Whether the package that the model needs is installed."""
+        """Tells whether the package that the model needs is installed."""
         return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
     def build(self):

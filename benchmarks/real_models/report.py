@@ -36,7 +36,7 @@ class Check:
 
     @property
     def passed(self):
-        """Whether the figure is known and not above the limit."""
+        """Tells whether the figure is known and not above the limit."""
         return self.value is not None and self.limit is not None and self.value <= self.limit
 
 

@@ -49,7 +49,7 @@ def test_a_masked_row_changes_nothing(name, shape):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_only_batches_of_images_are_followed(name):
-    """What is taken for one image is mapped over the examples."""
+    """A layer that takes the batch for one image is mapped over the examples."""
     for shape, mapped in (((5, 4, 1), 0), ((5, 4), 1)):
         model = dp.DPModel(
             keras.Sequential([keras.Input(shape), LAYERS[name](), L.Flatten(), L.Dense(3)])

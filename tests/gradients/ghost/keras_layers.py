@@ -177,7 +177,7 @@ def louder(x):
 
 
 def arguments(name, x):
-    """What a layer of this class is called with."""
+    """Returns the arguments that a layer of this class is called with."""
     if name == "HashedCrossing":
         return ([x, x],)
     if name in _PAIRS:

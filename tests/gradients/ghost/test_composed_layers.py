@@ -1,4 +1,4 @@
-"""What is made of layers, and layers of one's own, against one tape per example."""
+"""Compares composed and custom layers with one tape per example."""
 
 import collections
 import inspect

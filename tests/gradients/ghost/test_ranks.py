@@ -1,4 +1,4 @@
-"""What is proven of the layers of Keras, on tensors of every rank, holds when it is tried.
+"""Tries the proofs about the layers of Keras, on tensors of every rank.
 
 Before ranks were looked at, attention over [batch, features] and a softmax along the only axis of
 [batch] ran on batches: one record moved the others' gradients, and a sum by 54 times its
@@ -123,7 +123,7 @@ def assert_no_influence(run, values, x):
         return
 
     def rows(tensors, i, count):
-        """What belongs to some of the first examples."""
+        """Returns the entries of some of the first examples."""
         value = values[i]
         return np.take(tensors[i], range(count * value.stride), axis=value.axis)
 
