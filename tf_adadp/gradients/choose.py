@@ -158,7 +158,7 @@ def _trace(example_loss, element_spec):
 def _ghost_engine(trace, jit_compile, max_rows):
     """Returns `(engine, planned gradients)`."""
     planned = ghost.planned(trace)
-    if control_flow(trace.graph) is not None:
+    if jit_compile is True and control_flow(trace.graph) is not None:
         names = "/".join(layer.name for layer in trace.alone)
         _check_compiles(names or "of a loss", jit_compile)
     rows = max_rows or _rows_that_fit(sum(part.floats for part in planned))

@@ -6,7 +6,6 @@ weights of the example, and the losses that layers add (activity regularisers, `
 Weight regularisers are left out: they depend on no data and are added after the noise.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 from tf_adadp.gradients.compiled_losses import each_alone
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
-from tf_adadp.gradients.mapping import map_rows
+from tf_adadp.gradients.mapping import map_rows, present_leaves
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     call_arguments,
@@ -118,7 +117,7 @@ class ExampleLoss:
 
     @property
     def has_no_loss(self) -> bool:
-        """Whether the model's losses are all `add_loss`."""
+        """Tells whether the model's losses are all `add_loss`."""
         return self._loss is None
 
     def predictions(
@@ -161,16 +160,20 @@ class ExampleLoss:
         y_pred: Any,
         sample_weight: Any,
         batch_size: int | tf.Tensor,
-        mapped: Callable | None = None,
     ) -> tf.Tensor:
         """Returns the compiled losses of each example by itself, float32 [B], from predictions.
 
-        Mapped over the examples, so that no reduction can mix them: by `mapped`, or vectorised.
+        Mapped over the examples, so that no reduction can mix them.
         """
         if self._loss is None:
             return tf.zeros([batch_size])
         masks = [None if t is None else get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
-        return self._mapped(self._batch_of_one, (y, y_pred, sample_weight, masks), mapped)
+        present, packed = present_leaves((y, y_pred, sample_weight, masks))
+        return map_rows(
+            lambda row: self._batch_of_one(*packed([t[None] for t in row])),
+            present,
+            sequential=False,
+        )
 
     def loss_and_gradients(
         self, y: Any, y_pred: Any, masks: Sequence, sample_weight: Any, scale: float
@@ -193,20 +196,6 @@ class ExampleLoss:
         # No tape: it would record nothing inside of `tf.init_scope`.
         found = tf.gradients(scale * loss, leaves, unconnected_gradients="zero")
         return loss, [tf.convert_to_tensor(g)[0] for g in found]
-
-    def _mapped(self, function, structure, mapped=None):
-        """Maps a function of batches of one over the examples of a structure."""
-        mapped = mapped or functools.partial(map_rows, sequential=False)
-        leaves = tf.nest.flatten(structure)
-        present = [i for i, t in enumerate(leaves) if t is not None]
-
-        def one_example(parts):
-            rows = [None] * len(leaves)
-            for i, part in zip(present, parts, strict=True):
-                rows[i] = tf.expand_dims(part, 0)
-            return function(*tf.nest.pack_sequence_as(structure, rows))
-
-        return mapped(one_example, [leaves[i] for i in present])
 
     def _batch_of_one(self, y, y_pred, sample_weight, masks=()):
         """Returns the compiled losses of a batch of one, float32."""

@@ -84,17 +84,25 @@ def map_examples(function: Callable, structure: tuple, seeds: tf.Tensor, sequent
         seeds: tensor [B, ...].
         sequential: one example after the other, for what `tf.vectorized_map` cannot follow.
     """
-    leaves = tf.nest.flatten(structure)
-    present = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    present, packed = present_leaves(structure)
 
     def one_example(example):
         parts, seeds = example
-        flat = [None] * len(leaves)
-        for i, part in zip(present, parts, strict=True):
-            flat[i] = part
-        return function(*tf.nest.pack_sequence_as(structure, flat), seeds)
+        return function(*packed(parts), seeds)
 
-    return map_rows(one_example, ([leaves[i] for i in present], seeds), sequential=sequential)
+    return map_rows(one_example, (present, seeds), sequential=sequential)
+
+
+def present_leaves(structure: Any) -> tuple[list[tf.Tensor], Callable]:
+    """Returns the leaves that are not None, and a function that packs others in their places."""
+    leaves = tf.nest.flatten(structure)
+
+    def packed(parts):
+        parts = iter(parts)
+        flat = [None if leaf is None else next(parts) for leaf in leaves]
+        return tf.nest.pack_sequence_as(structure, flat)
+
+    return [leaf for leaf in leaves if leaf is not None], packed
 
 
 def join_batches(tensor: tf.Tensor | None) -> tf.Tensor | None:

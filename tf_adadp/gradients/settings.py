@@ -1,4 +1,4 @@
-"""What the layers of a model are set to, to see that a traced graph still means the same model.
+"""Remembers the settings of layers, to see that a traced graph still means the same model.
 
 A model is traced once, when its engine is made. A layer that was changed since would go on as it
 was.
@@ -33,7 +33,7 @@ class LayerSettings:
 
     @property
     def unchanged(self) -> bool:
-        """Whether no layer was changed, added or removed."""
+        """Tells whether no layer was changed, added or removed."""
         try:
             self.check_unchanged()
         except ValueError:

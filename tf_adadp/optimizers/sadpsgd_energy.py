@@ -107,23 +107,22 @@ class Energy:
     def _losses(self, weights, records):
         """Weighted losses [B] of a batch of records."""
         size = self._lot[1].shape[1]
-        if not self._one_by_one:
-            x, y, sample_weight = records
-            y_pred, _ = self._loss.predictions(weights, x, self._seeds)
-            return self._loss.losses(y, y_pred, sample_weight, size)
-        if self._trace is not None:
-            x, y, sample_weight = records
-            _, y_pred, _ = self._trace(weights, x, y, sample_weight, self._seeds)
-            return self._loss.losses(y, y_pred, sample_weight, size)
+        if not self._one_by_one or self._trace is not None:
+            return self._batch_losses(weights, records, size)
 
         def one(i):
-            x, y, sample_weight = tf.nest.map_structure(
-                lambda t: None if t is None else t[i : i + 1], records
-            )
-            y_pred, _ = self._loss.predictions(weights, x, self._seeds)
-            return self._loss.losses(y, y_pred, sample_weight, 1)[0]
+            record = tf.nest.map_structure(lambda t: None if t is None else t[i : i + 1], records)
+            return self._batch_losses(weights, record, 1)[0]
 
         return tf.map_fn(one, tf.range(size), fn_output_signature=tf.float32, parallel_iterations=1)
+
+    def _batch_losses(self, weights, records, size):
+        x, y, sample_weight = records
+        if self._trace is None:
+            y_pred, _ = self._loss.predictions(weights, x, self._seeds)
+        else:
+            _, y_pred, _ = self._trace(weights, x, y, sample_weight, self._seeds)
+        return self._loss.losses(y, y_pred, sample_weight, size)
 
     def current(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns J at the given weights: the remembered one, if it is of bitwise the same."""

@@ -60,13 +60,9 @@ __all__ = [
     "metric_function",
     "metric_values",
     "op_def_registry",
-    "operations",
     "original_operation",
     "own_layers",
-    "own_trainable_variables",
     "print_msg",
-    "raw_embeddings",
-    "raw_kernel",
     "reduce_to_samplewise_values",
     "saves_legacy_format",
     "seed_generators",
@@ -114,26 +110,11 @@ def own_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._layers
 
 
-def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """Returns the trainable variables of a layer itself, without those of its parts."""
-    return layer._trainable_variables
-
-
 def seed_generators(layer: keras.Layer) -> Iterator[tuple[keras.Layer, keras.random.SeedGenerator]]:
     """Yields the seed generators of a layer and all layers inside it, each with its layer."""
     for part in layers_of(layer):
         for generator in getattr(part, "_seed_generators", ()):
             yield part, generator
-
-
-def raw_kernel(layer: keras.Layer) -> keras.Variable:
-    """Returns the variable of a kernel; the property `kernel` would add a LoRA product."""
-    return layer._kernel
-
-
-def raw_embeddings(layer: keras.layers.Embedding) -> keras.Variable:
-    """Returns the variable of an embedding; the property `embeddings` would add a LoRA product."""
-    return layer._embeddings
 
 
 def has_given_vocabulary(layer: keras.Layer) -> bool:
@@ -155,11 +136,6 @@ def functional_inputs(model: keras.Model) -> object | None:
     """Returns the symbolic inputs of a functional or Sequential model in their structure."""
     functional = getattr(model, "_functional", None) or model  # of a Sequential
     return getattr(functional, "_inputs_struct", None)
-
-
-def operations(model: keras.Model) -> list:
-    """Returns the operations, layers included, of a functional model; none for others."""
-    return getattr(model, "_operations", [])
 
 
 def inbound_nodes(operation: keras.Operation) -> list:

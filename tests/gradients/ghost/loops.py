@@ -3,9 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_adadp.gradients.example_loss import ExampleLoss
+from tests.gradients.ghost.one_by_one import prepared
 from tf_adadp.gradients.ghost import CannotFollow, Trace
 
 ROWS = 6
@@ -18,12 +17,8 @@ def numbers(*shape, seed=0):
 
 def traced(model, x, y, loss="mse", alone=()):
     """Returns the `Trace` of a model."""
-    compiled = None
-    if loss is not None:
-        compiled = CompileLoss(loss)
-        compiled.build(y, model(x))
-    spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
-    return Trace(ExampleLoss(model, compiled), (*spec, None), alone=alone)
+    example_loss, spec = prepared(model, x, y, loss)
+    return Trace(example_loss, spec, alone=alone)
 
 
 def compare(model, x, y, loss="mse", alone=(), trace=None):

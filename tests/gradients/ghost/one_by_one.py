@@ -30,13 +30,20 @@ def around(layer, shape, vocabulary=None):
     return keras.Model(x, layer(h)), inputs(shape, vocabulary)
 
 
+def prepared(model, x, y, loss):
+    """The `ExampleLoss` of a model, and the TensorSpecs of a batch."""
+    compiled = None
+    if loss is not None:
+        compiled = CompileLoss(loss)
+        compiled.build(y, model(x))
+    specs = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
+    return ExampleLoss(model, compiled), (*specs, None)
+
+
 def traced(model, x, y):
     """The `Trace` of a model with a squared error, and its `ExampleLoss`."""
-    loss = CompileLoss(keras.losses.MeanSquaredError())
-    loss.build(y, y)
-    example_loss = ExampleLoss(model, loss)
-    specs = [tf.TensorSpec(a.shape, a.dtype) for a in (x, y)]
-    return ghost.trace_model(example_loss, (*specs, None)), example_loss
+    example_loss, spec = prepared(model, x, y, keras.losses.MeanSquaredError())
+    return ghost.trace_model(example_loss, spec), example_loss
 
 
 def per_example_gradients(model, x):

@@ -90,10 +90,12 @@ def _transposed(rank, layer_class):
     return make
 
 
-def _depthwise(rank, layer_class):
+def _by_depth(rank, layer_class, filters=()):
     def make(draw):
+        own = [draw(f) for f in filters]
         strides = draw(st.integers(1, 2))
         layer = layer_class(
+            *own,
             draw(st.tuples(*[st.integers(1, 3)] * rank)),
             strides=strides,
             padding=draw(st.sampled_from(["valid", "same"])),
@@ -107,20 +109,7 @@ def _depthwise(rank, layer_class):
 
 
 def _separable(rank, layer_class):
-    def make(draw):
-        strides = draw(st.integers(1, 2))
-        layer = layer_class(
-            draw(st.integers(1, 3)),
-            draw(st.tuples(*[st.integers(1, 3)] * rank)),
-            strides=strides,
-            padding=draw(st.sampled_from(["valid", "same"])),
-            depth_multiplier=draw(st.integers(1, 2)),
-            dilation_rate=draw(st.integers(1, 2)) if strides == 1 else 1,
-            **_common(draw),
-        )
-        return layer, (*(6, 5)[:rank], 2)
-
-    return make
+    return _by_depth(rank, layer_class, [st.integers(1, 3)])
 
 
 def embedding(draw):
@@ -157,8 +146,8 @@ LAYERS = {
     L.Conv1DTranspose: ({"Conv2DBackpropInput"}, _transposed(1, L.Conv1DTranspose)),
     L.Conv2DTranspose: ({"Conv2DBackpropInput"}, _transposed(2, L.Conv2DTranspose)),
     L.Conv3DTranspose: ({"Conv3DBackpropInputV2"}, _transposed(3, L.Conv3DTranspose)),
-    L.DepthwiseConv1D: ({"DepthwiseConv2dNative"}, _depthwise(1, L.DepthwiseConv1D)),
-    L.DepthwiseConv2D: ({"DepthwiseConv2dNative"}, _depthwise(2, L.DepthwiseConv2D)),
+    L.DepthwiseConv1D: ({"DepthwiseConv2dNative"}, _by_depth(1, L.DepthwiseConv1D)),
+    L.DepthwiseConv2D: ({"DepthwiseConv2dNative"}, _by_depth(2, L.DepthwiseConv2D)),
     L.SeparableConv1D: ({"DepthwiseConv2dNative", "Conv2D"}, _separable(1, L.SeparableConv1D)),
     L.SeparableConv2D: ({"DepthwiseConv2dNative", "Conv2D"}, _separable(2, L.SeparableConv2D)),
     L.Embedding: ({"GatherV2"}, embedding),

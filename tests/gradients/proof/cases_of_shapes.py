@@ -306,7 +306,7 @@ def _add_entries(name):
 
 
 def _broadcasts(name):
-    """Whether operands of other shapes than the first one's are allowed."""
+    """Tells whether operands of other shapes than the first one's are allowed."""
     _, dtypes = _operands(name)
     try:
         _applied(name)([_constant([2, 3], dtypes[0]), *(_constant([], t) for t in dtypes[1:])])

@@ -101,7 +101,7 @@ def influence(
 
 
 def same(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two blocks are equal, but for rounding."""
+    """Tells whether two blocks are equal, but for rounding."""
     if first.shape != second.shape:
         return False
     if first.dtype.kind not in "fc":

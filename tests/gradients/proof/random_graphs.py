@@ -21,7 +21,7 @@ _REDUCTIONS = (tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_prod, tf.
 
 @dataclasses.dataclass
 class Drawing:
-    """What a graph is drawn from.
+    """Holds what a graph is drawn from.
 
     Attributes:
         generator: of the choices.

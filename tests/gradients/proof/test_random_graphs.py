@@ -1,4 +1,4 @@
-"""What the Follower calls rows in random graphs are rows."""
+"""Tries by experiment, in random graphs, what the Follower calls rows."""
 
 import collections
 
@@ -26,7 +26,7 @@ def _draw(seed, wanted=None):
 
 
 def _runs(followed):
-    """Whether it runs, for each size of a batch: shapes may not fit."""
+    """Tells whether it runs, for each size of a batch: shapes may not fit."""
     sample = usual(*SHAPES)
     found = []
     for count in BATCHES:

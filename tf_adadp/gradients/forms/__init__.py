@@ -16,12 +16,14 @@ an example with tiny inputs and huge output gradients must not look small.
 """
 
 from tf_adadp.gradients.forms.assemble import add, products
+from tf_adadp.gradients.forms.factored import Factored
 from tf_adadp.gradients.forms.layout import MatrixLayout
 from tf_adadp.gradients.forms.lookups import Lookups
 from tf_adadp.gradients.forms.outer import OuterProducts
 from tf_adadp.gradients.forms.sequence import SequenceProducts, sequence_form
 
 __all__ = [
+    "Factored",
     "Lookups",
     "MatrixLayout",
     "OuterProducts",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
+from tf_adadp.gradients.forms.factored import Factored
 from tf_adadp.gradients.forms.layout import MatrixLayout
 from tf_adadp.gradients.forms.lookups import Lookups
 from tf_adadp.gradients.forms.outer import OuterProducts
@@ -15,7 +16,7 @@ def add(parts: Sequence[RowGradients]) -> RowGradients:
     """Adds several gradients of one variable, as of a layer that is used more than once."""
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(p, (OuterProducts, SequenceProducts)) for p in parts):
+    if all(isinstance(p, Factored) for p in parts):
         layout = parts[0].layout
         if all(p.layout in (layout, layout.swapped) for p in parts):
             # Of a matrix and its transpose, a and d change places.

@@ -7,7 +7,6 @@ import tensorflow as tf
 from tf_adadp.clipping.row_gradients import (
     SMALLEST_SQUARE,
     AxisScales,
-    RowGradients,
     Rows,
     WeightedSum,
     grouped,
@@ -15,13 +14,13 @@ from tf_adadp.clipping.row_gradients import (
     row_norms,
 )
 from tf_adadp.gradients.forms import common
-from tf_adadp.gradients.forms.layout import MatrixLayout
+from tf_adadp.gradients.forms.factored import Factored
 from tf_adadp.gradients.forms.sequence import SequenceProducts
 
 _ROWS_PER_SUM = 12  # XLA's CPU compiler unrolls and vectorises that many
 
 
-class OuterProducts(RowGradients):
+class OuterProducts(Factored):
     """g_x = a_x ⊗ d_x.
 
     Args:
@@ -32,41 +31,11 @@ class OuterProducts(RowGradients):
 
     form = "outer"
 
-    def __init__(self, inputs: tf.Tensor, outputs: tf.Tensor, layout: MatrixLayout):
-        self._a = tf.ensure_shape(tf.cast(inputs, tf.float32), [None, layout.num_rows])
-        self._d = tf.ensure_shape(tf.cast(outputs, tf.float32), [None, layout.num_columns])
-        self._layout = layout
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The variable's shape."""
-        return self._layout.shape
-
-    @property
-    def layout(self) -> MatrixLayout:
-        """The `MatrixLayout` of the variable."""
-        return self._layout
-
-    @property
-    def factors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """a and d."""
-        return self._a, self._d
-
-    def scaled(self, factor: float | tf.Tensor) -> "OuterProducts":
-        """See `RowGradients.scaled`."""
-        return OuterProducts(self._a, factor * self._d, self._layout)
-
-    def with_layout(self, layout: MatrixLayout) -> "OuterProducts":
-        """Returns the same products as gradients of a variable of another shape."""
-        return OuterProducts(self._a, self._d, layout)
-
-    def with_factors(self, a: tf.Tensor, d: tf.Tensor, layout: MatrixLayout) -> "OuterProducts":
-        """Returns products of other factors."""
-        return OuterProducts(a, d, layout)
+    terms = ()
 
     def cost(self) -> tuple[int, int]:
         """See `RowGradients.cost`."""
-        rows, columns = self._layout.num_rows, self._layout.num_columns
+        rows, columns = self.layout.num_rows, self.layout.num_columns
         return rows * columns + rows + columns, rows + columns
 
     def measure(self, axis_scales: AxisScales | None = None) -> tuple[tf.Tensor, WeightedSum]:
@@ -75,7 +44,7 @@ class OuterProducts(RowGradients):
         def weighted_sum(weights):
             a, d = common.weighted(self._a, weights), common.zeroed(self._d, weights)
             total = tf.matmul(a, d, transpose_a=True)
-            return common.less_center(self._layout.from_matrix(total), axis_scales, weights)
+            return common.less_center(self.layout.from_matrix(total), axis_scales, weights)
 
         if axis_scales is not None and axis_scales.center is not None:
             return self._measure_centred(axis_scales.checked(self.shape), weighted_sum)
@@ -86,7 +55,7 @@ class OuterProducts(RowGradients):
         if axis_scales is None:
             return tf.square(row_norms(a) * row_norms(d)) * common.margin(4)
         axis_scales.checked(self.shape)
-        inverse = self._layout.to_matrix(axis_scales.inverse)
+        inverse = self.layout.to_matrix(axis_scales.inverse)
         if 1 in inverse.shape:  # b is constant along rows or columns of the matrix
             a, d = common.absorbed(inverse, a, d)
             return tf.square(row_norms(a) * row_norms(d)) * common.margin(8)
@@ -99,21 +68,21 @@ class OuterProducts(RowGradients):
         of 1: no term that matters underflows, and no term is negative, so nothing cancels. Scales
         are divided before they are squared: squares of both may underflow.
         """
-        metric = self._layout.to_matrix(axis_scales.metric)
-        metric = tf.broadcast_to(metric, [self._layout.num_rows, self._layout.num_columns])
+        metric = self.layout.to_matrix(axis_scales.metric)
+        metric = tf.broadcast_to(metric, [self.layout.num_rows, self.layout.num_columns])
         a, a_scale = common.scaled_rows(self._a)
         d, d_scale = common.scaled_rows(self._d)
         # The product over the shorter side has the smaller error; the other is a tree of sums.
-        if self._layout.num_rows <= self._layout.num_columns:
-            inner = self._layout.num_rows
+        if self.layout.num_rows <= self.layout.num_columns:
+            inner = self.layout.num_rows
             terms = tf.matmul(tf.square(a), metric) * tf.square(d)
         else:
-            inner = self._layout.num_columns
+            inner = self.layout.num_columns
             terms = tf.matmul(tf.square(d), metric, transpose_b=True) * tf.square(a)
         scale = tf.square(a_scale * d_scale / axis_scales.smallest)
         # Where the largest entries of a and d meet scales of 0, all that counts may underflow: up
         # to four roundings to 0 per term, of numbers that are at most 4 (a row over 2¹²⁶).
-        lost = 256.0 * math.prod(self._layout.shape) * SMALLEST_SQUARE
+        lost = 256.0 * math.prod(self.layout.shape) * SMALLEST_SQUARE
         return (raised_sum(terms) + lost) * scale * common.product_margin(inner)
 
     def _measure_centred(self, axis_scales, sum_of_factors):
@@ -125,7 +94,7 @@ class OuterProducts(RowGradients):
         All terms have the metric μ of `_full_squares`: with another in one of them, they would
         not add up to the square of a difference.
         """
-        layout = self._layout
+        layout = self.layout
         center = tf.broadcast_to(axis_scales.center, self.shape)
         root = tf.sqrt(axis_scales.metric)
         ratio = center * (root / axis_scales.smallest)
@@ -160,7 +129,7 @@ class OuterProducts(RowGradients):
         Compiled by XLA in blocks of 12 rows, so that no product is ever stored.
         """
         bounds = tf.broadcast_to(
-            self._layout.to_matrix(bounds), [self._layout.num_rows, self._layout.num_columns]
+            self.layout.to_matrix(bounds), [self.layout.num_rows, self.layout.num_columns]
         )
         # A weight in [0, 1] of a clipped product is no clipped product of weighted rows.
         a, d = common.zeroed(self._a, weights), common.zeroed(self._d, weights)
@@ -171,7 +140,7 @@ class OuterProducts(RowGradients):
             values = tf.pad(values, [[0, padding], [0, 0]])
             return tf.reshape(values, [count, _ROWS_PER_SUM, width])
 
-        a, d = blocks(a, self._layout.num_rows), blocks(d, self._layout.num_columns)
+        a, d = blocks(a, self.layout.num_rows), blocks(d, self.layout.num_columns)
         weights = blocks(weights[:, None], 1)
 
         @tf.function(jit_compile=True, autograph=False)
@@ -185,15 +154,15 @@ class OuterProducts(RowGradients):
         _, total = tf.while_loop(
             lambda i, _: i < count,
             lambda i, total: (i + 1, add_block(total, a[i], d[i], weights[i], bounds)),
-            (tf.constant(0), tf.zeros([self._layout.num_rows, self._layout.num_columns])),
+            (tf.constant(0), tf.zeros([self.layout.num_rows, self.layout.num_columns])),
             parallel_iterations=1,
         )
-        return self._layout.from_matrix(total)
+        return self.layout.from_matrix(total)
 
     def materialize(self) -> tf.Tensor:
         """Returns a ⊗ d, [B, *shape]."""
-        return self._layout.from_matrix(self._a[:, :, None] * self._d[:, None, :])
+        return self.layout.from_matrix(self._a[:, :, None] * self._d[:, None, :])
 
     def group_means(self, size: int) -> SequenceProducts:
         """See `RowGradients.group_means`: a group is a sequence."""
-        return SequenceProducts(grouped(self._a, size), grouped(self._d, size) / size, self._layout)
+        return SequenceProducts(grouped(self._a, size), grouped(self._d, size) / size, self.layout)

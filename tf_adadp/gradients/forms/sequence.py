@@ -4,13 +4,12 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import (
     AxisScales,
-    RowGradients,
     Rows,
     WeightedSum,
     row_norms,
 )
 from tf_adadp.gradients.forms import common
-from tf_adadp.gradients.forms.layout import MatrixLayout
+from tf_adadp.gradients.forms.factored import Factored
 
 # What forming, measuring and summing one entry of a materialised gradient costs, and what an entry
 # of a Gram matrix does, in multiplications of a large matrix product; from
@@ -19,7 +18,7 @@ MATERIALIZED_ENTRY_COST = 16.0
 GRAM_ENTRY_COST = 256.0
 
 
-class SequenceProducts(RowGradients):
+class SequenceProducts(Factored):
     """g_x = Σ_t a_xt ⊗ d_xt.
 
     Args:
@@ -28,47 +27,17 @@ class SequenceProducts(RowGradients):
         layout: the `MatrixLayout` of the variable.
     """
 
-    def __init__(self, inputs: tf.Tensor, outputs: tf.Tensor, layout: MatrixLayout):
-        self._a = tf.ensure_shape(tf.cast(inputs, tf.float32), [None, None, layout.num_rows])
-        self._d = tf.ensure_shape(tf.cast(outputs, tf.float32), [None, None, layout.num_columns])
-        self._layout = layout
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The variable's shape."""
-        return self._layout.shape
-
-    @property
-    def layout(self) -> MatrixLayout:
-        """The `MatrixLayout` of the variable."""
-        return self._layout
-
-    @property
-    def factors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """a and d."""
-        return self._a, self._d
-
-    def scaled(self, factor: float | tf.Tensor) -> "SequenceProducts":
-        """See `RowGradients.scaled`."""
-        return SequenceProducts(self._a, factor * self._d, self._layout)
-
-    def with_layout(self, layout: MatrixLayout) -> "SequenceProducts":
-        """Returns the same products as gradients of a variable of another shape."""
-        return SequenceProducts(self._a, self._d, layout)
-
-    def with_factors(self, a: tf.Tensor, d: tf.Tensor, layout: MatrixLayout) -> "SequenceProducts":
-        """Returns products of other factors."""
-        return SequenceProducts(a, d, layout)
+    terms = (None,)
 
     @property
     def form(self) -> str:
         """How norms are found where the metric allows it: "gram" or "materialized"."""
         length = self._a.shape[1] or self._d.shape[1]
-        return sequence_form(length, self._layout.num_rows, self._layout.num_columns)
+        return sequence_form(length, self.layout.num_rows, self.layout.num_columns)
 
     def cost(self) -> tuple[int, int]:
         """See `RowGradients.cost`; a length that is not known counts as 1."""
-        rows, columns = self._layout.num_rows, self._layout.num_columns
+        rows, columns = self.layout.num_rows, self.layout.num_columns
         length = self._a.shape[1] or self._d.shape[1] or 1
         product, inputs = length * rows * columns, length * (rows + columns)
         if self.form == "gram":
@@ -80,7 +49,7 @@ class SequenceProducts(RowGradients):
         a, d = self._a, self._d
         if axis_scales is not None:
             axis_scales.checked(self.shape)
-            inverse = self._layout.to_matrix(axis_scales.inverse)
+            inverse = self.layout.to_matrix(axis_scales.inverse)
             if axis_scales.center is not None or 1 not in inverse.shape:
                 return self._rows().measure(axis_scales)
             a, d = common.absorbed(inverse, a, d)
@@ -88,11 +57,11 @@ class SequenceProducts(RowGradients):
             return self._rows().measure(axis_scales)
 
         def weighted_sum(weights):
-            rows, columns = self._layout.num_rows, self._layout.num_columns
+            rows, columns = self.layout.num_rows, self.layout.num_columns
             a = tf.reshape(common.zeroed(self._a, weights), [-1, rows])
             d = tf.reshape(common.weighted(self._d, weights), [-1, columns])
             total = tf.matmul(a, d, transpose_a=True)
-            return common.less_center(self._layout.from_matrix(total), axis_scales, weights)
+            return common.less_center(self.layout.from_matrix(total), axis_scales, weights)
 
         return _gram_squares(a, d) * common.margin(8), weighted_sum
 
@@ -102,12 +71,12 @@ class SequenceProducts(RowGradients):
 
     def materialize(self) -> tf.Tensor:
         """Returns Σ_t a_t ⊗ d_t, [B, *shape]."""
-        return self._layout.from_matrix(tf.matmul(self._a, self._d, transpose_a=True))
+        return self.layout.from_matrix(tf.matmul(self._a, self._d, transpose_a=True))
 
     def group_means(self, size: int) -> "SequenceProducts":
         """See `RowGradients.group_means`: the sequences of a group are put end to end."""
         a, d = common.end_to_end(self._a, size), common.end_to_end(self._d, size) / size
-        return SequenceProducts(a, d, self._layout)
+        return SequenceProducts(a, d, self.layout)
 
     def _rows(self):
         return _Formed(self.materialize())

@@ -1,5 +1,7 @@
 """Layers that cannot be followed, mapped over the examples: no row can feel another one there."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -72,13 +74,13 @@ class AloneCall:
 
     def __call__(self):
         """Returns the layer's output."""
-        forward = self._forward()
+        forward, _ = traced_map(functools.partial(self._one, self._call), self._elements)
         inputs = [t for t in self._elements[0] if t.dtype.is_floating]
 
         @tf.custom_gradient
         def run(*inputs):
             del inputs
-            found = forward(*tf.nest.flatten(self._elements))
+            found = forward()
             flat = tf.nest.flatten(found)
             self._op = flat[0].op
             self._follower.trust(self._op)
@@ -111,19 +113,8 @@ class AloneCall:
         ):
             yield number, Rows(tf.ensure_shape(rows, [None, *variable.shape]))
 
-    def _forward(self):
-        """The layer over a batch, as a function of its own."""
-        return traced_map(
-            lambda *rows: self._one(self._packed_elements(rows), self._call),
-            tf.nest.flatten(self._elements),
-        )[0]
-
-    def _packed_elements(self, flat):
-        return tf.nest.pack_sequence_as(self._elements, list(flat))
-
-    def _one(self, example, call, values=None):
+    def _one(self, call, tensors, seeds, values=None):
         """The output for one example, without its axis."""
-        tensors, seeds = example
         flat = list(self._flat)
         for i, t in zip(self._places, tensors, strict=True):
             flat[i] = t[None]
@@ -150,21 +141,18 @@ class AloneCall:
         return self._gradients
 
     def _made_vjp(self, upstream):
-        elements = tf.nest.flatten(self._elements)
-        count = len(elements)
-        floating = [i for i, t in enumerate(self._elements[0]) if t.dtype.is_floating]
+        tensors, seeds = self._elements
+        floating = [i for i, t in enumerate(tensors) if t.dtype.is_floating]
 
-        def one_example(*rows):
-            tensors, seeds = self._packed_elements(rows[:count])
-            tensors = list(tensors)
+        def one_example(tensors, seeds, upstream):
             values = [tf.identity(v) for v in self._values]
             # Not `call`: outside of the model's pass nothing else casts weights.
-            found = self._one((tensors, seeds), self.layer, values)
+            found = self._one(self.layer, tensors, seeds, values)
             # No tape: it would record nothing inside of `tf.init_scope`.
             back = tf.gradients(
                 [t for t in tf.nest.flatten(found) if t.dtype.is_floating],
                 [*(tensors[i] for i in floating), *values],
-                list(rows[count:]),
+                upstream,
                 unconnected_gradients="zero",
             )
             back = [tf.convert_to_tensor(g) for g in back]
@@ -172,13 +160,11 @@ class AloneCall:
             return inputs, [tf.cast(g, tf.float32) for g in weights]
 
         signature = (
-            [tf.TensorSpec(elements[i].shape[1:], elements[i].dtype) for i in floating],
+            [tf.TensorSpec(tensors[i].shape[1:], tensors[i].dtype) for i in floating],
             [tf.TensorSpec(v.shape, tf.float32) for v in self._variables],
         )
         upstream = [d for d in upstream if d.dtype.is_floating]
-        given = [*elements, *upstream]
-        traced, _ = traced_map(one_example, given, signature)
-        found = traced(*given)
+        found = traced_map(one_example, (tensors, seeds, upstream), signature)[0]()
         leaves = tf.nest.flatten(found)
         if leaves:
             self._follower.trust(leaves[0].op)

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
-from tf_adadp.gradients.forms import Lookups, MatrixLayout, OuterProducts, SequenceProducts
-from tf_adadp.gradients.ghost.weights import NoForm, has_own_gradient
+from tf_adadp.gradients.forms import Factored, Lookups, MatrixLayout
+from tf_adadp.gradients.ghost.weights import NoForm, has_own_gradient, summed_to
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.proof import sizes
 from tf_adadp.gradients.proof.follow import Follower
@@ -39,12 +39,8 @@ def pulled_back(
         return
     if not follower.of(tensor).weights:
         return
-    op = tensor.op
-    step = None if has_own_gradient(op) else _STEPS.get(op.type)
-    if op.type in _SELECTS and not has_own_gradient(op):
-        pairs = _selected(tensor, rows)
-    else:
-        pairs = NotImplemented if step is None else step(op, rows)
+    step = None if has_own_gradient(tensor.op) else _STEPS.get(tensor.op.type)
+    pairs = NotImplemented if step is None else step(tensor.op, rows, tensor.value_index)
     if pairs is NotImplemented:
         yield from _by_gradient(tensor, rows, follower, weights)
         return
@@ -72,22 +68,22 @@ def _by_gradient(tensor, rows, follower, weights):
 # --- one step back --------------------------------------------------------------------------------
 
 
-def _same(op, rows):
+def _same(op, rows, _):
     return [(op.inputs[0], rows)]
 
 
-def _cast(op, rows):
+def _cast(op, rows, _):
     """No gradient goes through integers."""
-    return _same(op, rows) if op.inputs[0].dtype.is_floating else []
+    return _same(op, rows, _) if op.inputs[0].dtype.is_floating else []
 
 
-def _no_gradient(op, rows):
+def _no_gradient(op, rows, _):
     return []
 
 
-def _reshaped(op, rows):
+def _reshaped(op, rows, _):
     shape = _shape(op.inputs[0])
-    if isinstance(rows, (OuterProducts, SequenceProducts)):
+    if isinstance(rows, Factored):
         layout = rows.layout.reshaped(shape)
         if layout is not None:
             return [(op.inputs[0], rows.with_layout(layout))]
@@ -96,12 +92,12 @@ def _reshaped(op, rows):
     return [(op.inputs[0], Rows(tf.reshape(rows.materialize(), [-1, *shape])))]
 
 
-def _transposed(op, rows):
+def _transposed(op, rows, _):
     order = tf.get_static_value(op.inputs[1])
     if order is None:
         return NotImplemented
     order = [int(a) for a in order]
-    if isinstance(rows, (OuterProducts, SequenceProducts)):
+    if isinstance(rows, Factored):
         layout = rows.layout.transposed(order)
         return [(op.inputs[0], rows.with_layout(layout))]
     inverse = np.argsort(order)
@@ -109,24 +105,20 @@ def _transposed(op, rows):
     return [(op.inputs[0], Rows(formed))]
 
 
-def _sum(op, rows):
-    return [(t, rows if _shape(t) == rows.shape else _folded(t, rows)) for t in op.inputs]
+def _sum(op, rows, _):
+    return [(t, _folded(t, rows)) for t in op.inputs]
 
 
-def _difference(op, rows):
+def _difference(op, rows, _):
     first, second = op.inputs
-    return [*_sum_of(first, rows), *_sum_of(second, rows.scaled(-1.0))]
+    return [(first, _folded(first, rows)), (second, _folded(second, rows.scaled(-1.0)))]
 
 
-def _sum_of(tensor, rows):
-    yield tensor, rows if _shape(tensor) == rows.shape else _folded(tensor, rows)
-
-
-def _negated(op, rows):
+def _negated(op, rows, _):
     return [(op.inputs[0], rows.scaled(-1.0))]
 
 
-def _product(op, rows):
+def _product(op, rows, _):
     found = []
     for tensor, factor in zip(op.inputs, reversed(list(op.inputs)), strict=True):
         factor = tf.cast(factor, tf.float32)
@@ -137,20 +129,17 @@ def _product(op, rows):
     return found
 
 
-def _quotient(op, rows):
+def _quotient(op, rows, _):
     number, factor = op.inputs
-    if _shape(number) != rows.shape or factor.shape.rank != 0 or _is_computed(factor):
+    is_constant = tf.get_static_value(factor) is not None
+    if _shape(number) != rows.shape or factor.shape.rank != 0 or not is_constant:
         return NotImplemented
     return [(number, rows.scaled(1.0 / tf.cast(factor, tf.float32)))]
 
 
-def _is_computed(tensor):
-    return tf.get_static_value(tensor) is None
-
-
-def _matrix_product(op, rows):
+def _matrix_product(op, rows, _):
     """P = A·B: the gradient a ⊗ d of P is a ⊗ d·Bᵀ of A and Aᵀa ⊗ d of B."""
-    plain = isinstance(rows, (OuterProducts, SequenceProducts)) and rows.layout.is_plain
+    plain = isinstance(rows, Factored) and rows.layout.is_plain
     names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     if not plain or len(rows.shape) != 2 or any(op.get_attr(n) for n in names):
         return NotImplemented
@@ -167,7 +156,7 @@ def _matrix_product(op, rows):
     ]  # fmt: skip
 
 
-def _gathered(op, rows):
+def _gathered(op, rows, _):
     """Entries of a table at public places."""
     params, indices, axis = op.inputs
     shape = _shape(params)
@@ -182,16 +171,15 @@ def _gathered(op, rows):
     return [(params, Lookups(places, formed, shape))]
 
 
-def _selected(tensor, rows):
+def _selected(op, rows, output):
     """Entries of a tensor at places that are known: zeros everywhere else."""
-    op = tensor.op
     place = 1 if op.type == "Split" else 0
     inner = op.inputs[place]
     shape = _shape(inner)
     entries = np.arange(math.prod(shape)).reshape(shape)
     known = [entries if i == place else _constant(t) for i, t in enumerate(op.inputs)]
     try:
-        chosen = np.asarray(sizes.selected(op, known)[tensor.value_index])
+        chosen = np.asarray(sizes.selected(op, known)[output])
     except sizes.NotFollowed:
         return NotImplemented
     source = np.full(entries.size, chosen.size)  # behind the last entry stands a zero
@@ -207,13 +195,12 @@ def _constant(tensor):
 
 
 def _folded(tensor, rows):
-    """Gradients of a tensor that was broadcast: sums along what it was broadcast along."""
-    shape, formed = _shape(tensor), rows.materialize()
+    """Gradients of a tensor that may have been broadcast: summed along those axes."""
+    shape = _shape(tensor)
+    if shape == rows.shape:
+        return rows
     padded = [1] * (len(rows.shape) - len(shape)) + list(shape)
-    axes = [1 + i for i, n in enumerate(padded) if n == 1 and rows.shape[i] != 1]
-    if axes:
-        formed = tf.reduce_sum(formed, axes, keepdims=True)
-    return Rows(tf.reshape(formed, [-1, *shape]))
+    return Rows(tf.reshape(summed_to(rows.materialize(), padded), [-1, *shape]))
 
 
 def _shape(tensor):
@@ -222,11 +209,11 @@ def _shape(tensor):
     return tuple(tensor.shape.as_list())
 
 
-_SELECTS = ("StridedSlice", "Slice", "Split", "Unpack")
 _STEPS = {
     **dict.fromkeys(_PASSES_ON, _same),
     **dict.fromkeys(_RESHAPES, _reshaped),
     "Cast": _cast,
+    **dict.fromkeys(("StridedSlice", "Slice", "Split", "Unpack"), _selected),
     "StopGradient": _no_gradient,
     "Transpose": _transposed,
     "AddV2": _sum,

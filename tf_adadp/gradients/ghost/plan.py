@@ -9,7 +9,7 @@ from tf_adadp.gradients.ghost.trace import Trace
 
 @dataclasses.dataclass(frozen=True)
 class PlannedGradient:
-    """How the per-example gradients of one weight are found, where it meets the examples.
+    """Tells how the per-example gradients of one weight are found, where it meets the examples.
 
     Attributes:
         layer, layer_class, variable: names.
@@ -65,7 +65,7 @@ class GradientPlan:
 
     @property
     def follows_all(self) -> bool:
-        """Whether the model does for a batch what it does for its examples, one by one.
+        """Tells whether the model does for a batch what it does for its examples, one by one.
 
         Recurrent layers of Keras, which are mapped, do.
         """

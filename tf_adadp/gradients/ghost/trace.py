@@ -7,6 +7,7 @@ the one that training calls.
 import contextlib
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -199,7 +200,9 @@ class Trace:
             y_pred, layer_losses = self.example_loss.predictions(
                 trainable, x, seeds, non_trainable, self._note_update
             )
-        follower.advance(graph.get_operations())
+        operations = graph.get_operations()
+        self._layers = self._layers_of_operations(operations)
+        follower.advance(operations)
         self._check_reads(graph)
         batch_size = tf.shape(tf.nest.flatten(x)[0])[0]
         ys, upstream = [], []
@@ -238,25 +241,17 @@ class Trace:
         """The examples' losses [B], and the gradients of their sum; mapped over the examples."""
         flat = tf.nest.flatten(y_pred)
         masks = [get_keras_mask(t) for t in flat]
-        given = [t for t in tf.nest.flatten((y, y_pred, masks, sample_weight)) if t is not None]
         for mask in masks:
             if mask is not None:
                 self._check(mask, "the mask of the model's output")
         if self.example_loss.has_no_loss:
             return tf.zeros([batch_size]), [None] * len(flat)
 
-        def one_example(*rows):
-            rows = iter(rows)
-            structure = tf.nest.map_structure(
-                lambda t: None if t is None else next(rows), (y, y_pred, masks, sample_weight)
-            )
-            y_row, pred_row, mask_rows, weight = structure
-            return self.example_loss.loss_and_gradients(
-                y_row, pred_row, mask_rows, weight, self._loss_scale
-            )
-
-        traced, self.loops_over_losses = traced_map(one_example, given)
-        losses, found = traced(*given)
+        call, self.loops_over_losses = traced_map(
+            functools.partial(self.example_loss.loss_and_gradients, scale=self._loss_scale),
+            (y, y_pred, masks, sample_weight),
+        )
+        losses, found = call()
         self._follower.trust(losses.op)
         found = iter(found)
         return losses, [next(found) if t.dtype.is_floating else None for t in flat]
@@ -312,8 +307,7 @@ class Trace:
     # --- where it fails -------------------------------------------------------------------------
 
     def _check(self, tensor, what, like=None):
-        """Checks that a tensor has one row per example."""
-        self._follower.advance(tf.compat.v1.get_default_graph().get_operations())
+        """Checks that a tensor, which the follower has seen, has one row per example."""
         if self._follower.effects:
             op = self._follower.effects[0]
             layer = self._layer_of(op)
@@ -342,13 +336,16 @@ class Trace:
         """The innermost layer whose call made an operation, or the model."""
         while (original := original_operation(op)) is not None:
             op = original
-        place = self._places().get(op.name)
-        inside = [s for s in self._spans if place is not None and s[0] <= place < s[1]]
-        return max(inside, key=lambda s: s[0], default=(0, 0, self.example_loss.model))[2]
+        return self._layers.get(op.name, self.example_loss.model)
 
-    def _places(self):
-        graph = tf.compat.v1.get_default_graph()
-        return {op.name: i for i, op in enumerate(graph.get_operations())}
+    def _layers_of_operations(self, operations):
+        """The innermost layer by the name of each operation that a call made."""
+        # A call is noted when it ends: those inside of it come before it.
+        return {
+            op.name: layer
+            for start, end, layer in reversed(self._spans)
+            for op in operations[start:end]
+        }
 
     @contextlib.contextmanager
     def _watched(self, graph) -> Iterator[None]:
@@ -403,7 +400,7 @@ def _without_loop(layer, args):
 
 
 def _only_passes_on(op):
-    return op.type in ("Identity", "IdentityN", "Shape") and not weights.has_own_gradient(op)
+    return op.type == "IdentityN" and not weights.has_own_gradient(op)
 
 
 def _where(op, layer):

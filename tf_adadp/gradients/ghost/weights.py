@@ -5,7 +5,7 @@ example with respect to P follows from its rows of x and d alone. `chains` takes
 the weights.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ def gradients_of(
 
 
 def has_own_gradient(op: tf.Operation) -> bool:
-    """Whether a gradient was declared for this very operation (`tf.custom_gradient`)."""
+    """Tells whether a gradient was declared for this very operation (`tf.custom_gradient`)."""
     try:
         op.get_attr("_gradient_op_type")
     except ValueError:
@@ -163,27 +163,18 @@ def _grouped(values, labels, positions, features):
 
 @_form("Conv2D", "Conv3D")
 def _convolution(use, place):
-    if place != 1:
-        raise NoForm("a convolution of a weight with examples as filters")
-    x, d = _channels_last(use.op, use.x(0)), _channels_last(use.op, use.d())
-    x, d = _images(use, x), _images(use, d)
-    shape = use.shape(1)
+    x, d, shape = _images_of(use, place, 0)
     x, window = _window(use.op, x, shape[:-2])
     unfolded = windows.unfold(window, x)
     groups = x.shape[-1] // shape[-2]
     if groups > 1:
         return _summed(use, Rows(windows.grouped(unfolded, d, groups)))
-    layout = MatrixLayout(shape, range(len(shape) - 1))
-    return products(*_with_stride(use, windows.joined(unfolded), d), layout)
+    return _products_of_windows(use, unfolded, d, shape)
 
 
 @_form("DepthwiseConv2dNative")
 def _depthwise_convolution(use, place):
-    if place != 1:
-        raise NoForm("a convolution of a weight with examples as filters")
-    x, d = _channels_last(use.op, use.x(0)), _channels_last(use.op, use.d())
-    x, d = _images(use, x), _images(use, d)
-    shape = use.shape(1)
+    x, d, shape = _images_of(use, place, 0)
     x, window = _window(use.op, x, shape[:2])
     return _summed(use, Rows(windows.depthwise(windows.unfold(window, x), d, shape)))
 
@@ -191,16 +182,27 @@ def _depthwise_convolution(use, place):
 @_form("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _transposed_convolution(use, place):
     """x and d change places: the operation is the gradient of a convolution of d."""
+    x, d, shape = _images_of(use, place, 2)
+    d, window = _window(use.op, d, shape[:-2])
+    return _products_of_windows(use, windows.unfold(window, d), x, shape)
+
+
+def _images_of(use, place, images):
+    """x and d [B·m, *space, channels], x the operand `images`, and the shape of the filters."""
     if place != 1:
         raise NoForm("a convolution of a weight with examples as filters")
-    x, d = _channels_last(use.op, use.x(2)), _channels_last(use.op, use.d())
-    x, d = _images(use, x), _images(use, d)
-    shape = use.shape(1)
-    d, window = _window(use.op, d, shape[:-2])
-    unfolded = windows.joined(windows.unfold(window, d))
-    layout = MatrixLayout(shape, range(len(shape) - 1))
-    inner, outer = _with_stride(use, unfolded, x)
-    return products(inner, outer, layout)
+    x, d = (_channels_last(use.op, t) for t in (use.x(images), use.d()))
+    if use.output.stride > 1:
+        x, d = (tf.reshape(t, [-1, *t.shape[2:]]) for t in (x, d))
+    return x, d, use.shape(1)
+
+
+def _products_of_windows(use, unfolded, others, shape):
+    """Σ over positions of window ⊗ others."""
+    pair = windows.joined(unfolded), others
+    if use.output.stride > 1:
+        pair = (tf.reshape(t, [-1, use.output.stride, *t.shape[1:]]) for t in pair)
+    return products(*pair, MatrixLayout(shape, range(len(shape) - 1)))
 
 
 def _window(op, x, size):
@@ -226,20 +228,6 @@ def _channels_last(op, values):
     rank, lead = values.shape.rank, values.shape.rank - len(op.get_attr("strides"))
     order = [*range(lead + 1), *range(lead + 2, rank), lead + 1]
     return tf.transpose(values, order)
-
-
-def _images(use, values):
-    """[B, m, ...] as [B·m, ...], as convolutions take it."""
-    if use.output.stride == 1:
-        return values
-    return tf.reshape(values, [-1, *values.shape[2:]])
-
-
-def _with_stride(use, *pair):
-    """[B·m, positions, ...] as [B, m, positions, ...] again."""
-    if use.output.stride == 1:
-        return pair
-    return tuple(tf.reshape(t, [-1, use.output.stride, *t.shape[1:]]) for t in pair)
 
 
 def _summed(use, rows):
@@ -320,10 +308,14 @@ def _entries(use, place, d):
         d = tf.reduce_sum(d, 1)
     others = [a for a in range(value.rank) if a != value.axis]
     padded = [1] * (value.rank - len(shape)) + list(shape)
-    kept = [padded[a] for a in others]
-    axes = [1 + i for i, n in enumerate(kept) if n == 1 and d.shape[1 + i] != 1]
-    d = tf.reduce_sum(d, axes, keepdims=True) if axes else d
+    d = summed_to(d, [padded[a] for a in others])
     return Rows(tf.ensure_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
+
+
+def summed_to(values: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
+    """Sums values [B, ...] to [B, *dims], over the axes that have one entry in dims."""
+    axes = [1 + i for i, n in enumerate(dims) if n == 1 and values.shape[1 + i] != 1]
+    return tf.reduce_sum(values, axes, keepdims=True) if axes else values
 
 
 @_form("BroadcastTo")
@@ -350,13 +342,12 @@ def _tiled(use, place):
 
 @_form("GatherV2")
 def _looked_up(use, place):
-    shape, value = use.shape(0), use.values[1]
+    shape = use.shape(0)
     if place != 0 or use.op.get_attr("batch_dims") or int(use.values[2].value.item()) != 0:
         raise NoForm("a weight is looked up along another axis than its first")
     indices, d = use.x(1), use.d()
     count = int(np.prod(indices.shape[1:], dtype=int))
     width = int(np.prod(shape[1:], dtype=int))
-    del value
     indices = tf.ensure_shape(tf.reshape(tf.cast(indices, tf.int32), [-1, count]), [None, count])
     rows = tf.ensure_shape(tf.reshape(d, [-1, count, width]), [None, count, width])
     found = Lookups(indices, rows, (shape[0], width))

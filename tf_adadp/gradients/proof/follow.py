@@ -12,7 +12,6 @@ import tensorflow as tf
 from tf_adadp.gradients.proof import sizes
 from tf_adadp.gradients.proof.rules import RULES
 from tf_adadp.gradients.proof.rules.registry import plain
-from tf_adadp.gradients.proof.rules.shapes import shape_of
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, Rows, Value, public, rows
 from tf_adadp.utils.keras_compat import op_def_registry
 
@@ -137,7 +136,7 @@ def _public(op, values):
     if op.type == "Const":
         return [_constant(op)]
     if op.type in ("Shape", "ShapeN"):
-        return [shape_of(t, v) for t, v in zip(op.outputs, values, strict=True)]
+        return RULES[op.type](op, values)
     if op.type in _RANDOM:
         return [_random(op, values)]
     if op.type in _SPREAD and sized:

@@ -92,7 +92,7 @@ def product(sizes: Sequence) -> Any:
 
 
 def depends_on_batch(value: np.ndarray) -> bool:
-    """Whether one of the numbers is a multiple of B."""
+    """Tells whether one of the numbers is a multiple of B."""
     return any(isinstance(v, Size) for v in value.flat)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a tensor while a batch is followed through a graph.
+"""Describes what is known of a tensor while a batch is followed through a graph.
 
 A tensor is `Public` (no example reaches it), `Rows` (entry b along one axis depends on example b
 alone) or `Mixed`.
