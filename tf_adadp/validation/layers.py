@@ -26,7 +26,8 @@ def _has_public_statistics(layer):
         return True
     if not layer.built:
         return False
-    mean, variance = (np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance))
+    with tf.init_scope():  # also where a step is being traced
+        mean, variance = (np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance))
     return not mean.any() and bool(np.all(variance == 1.0))
 
 
