@@ -121,13 +121,12 @@ class VectorizedEngine:
             sums = [a + b for a, b in zip(sums, new, strict=True)]
             return p + 1, sums, carry, total_loss + tf.reduce_sum(tf.where(mask_p > 0, losses, 0.0))
 
-        no_rows = [tf.zeros([0, *v.shape]) for v in trainable]
         _, sums, carry, total_loss = tf.while_loop(
             lambda p, *_: p < num_batches,
             body,
             (
                 tf.constant(0),
-                list(clipping_set.clipped_sum(no_rows, tf.zeros([0]))),
+                [tf.zeros(v.shape) for v in trainable],
                 summing.initial_carry(trainable),
                 tf.zeros([]),
             ),

@@ -25,7 +25,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import gen_array_ops, gen_nn_ops  # patched by gradients
+from tensorflow.python.ops import gen_array_ops, gen_nn_ops, math_grad  # patched by gradients
 
 __all__ = [
     "INHERITED",
@@ -56,6 +56,7 @@ __all__ = [
     "layers_of",
     "learning_rate_of",
     "loss_tracker_of",
+    "math_grad",
     "metric_direction",
     "metric_function",
     "metric_values",

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales
+from tf_adadp.utils.shapes import with_shape
 
 
 def scaled_rows(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -44,7 +45,7 @@ def end_to_end(values: tf.Tensor, size: int) -> tf.Tensor:
     length = values.shape[1] and size * values.shape[1]
     head = tf.stack([tf.shape(values)[0] // size, size * tf.shape(values)[1]])
     joined = tf.reshape(values, tf.concat([head, tf.shape(values)[2:]], 0))
-    return tf.ensure_shape(joined, [None, length, *values.shape[2:]])
+    return with_shape(joined, [None, length, *values.shape[2:]])
 
 
 def margin(roundings: int) -> float:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients
 from tf_adadp.gradients.forms.layout import MatrixLayout
+from tf_adadp.utils.shapes import with_shape
 
 
 class Factored(RowGradients):
@@ -24,8 +25,8 @@ class Factored(RowGradients):
 
     def __init__(self, inputs: tf.Tensor, outputs: tf.Tensor, layout: MatrixLayout):
         lead = [None, *self.terms]
-        self._a = tf.ensure_shape(tf.cast(inputs, tf.float32), [*lead, layout.num_rows])
-        self._d = tf.ensure_shape(tf.cast(outputs, tf.float32), [*lead, layout.num_columns])
+        self._a = with_shape(tf.cast(inputs, tf.float32), [*lead, layout.num_rows])
+        self._d = with_shape(tf.cast(outputs, tf.float32), [*lead, layout.num_columns])
         self.layout = layout
 
     @property

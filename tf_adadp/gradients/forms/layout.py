@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tf_adadp.utils.shapes import with_shape
+
 
 class MatrixLayout:
     """Reshapes a variable of any rank to a matrix [i, o] and back.
@@ -94,4 +96,4 @@ class MatrixLayout:
         if not self.is_plain:
             inverse = [self._order.index(a) for a in range(len(self.shape))]
             values = tf.transpose(values, [*range(lead), *(lead + a for a in inverse)])
-        return tf.ensure_shape(values, [*matrix.shape[:lead], *self.shape])
+        return with_shape(values, [*matrix.shape[:lead], *self.shape])

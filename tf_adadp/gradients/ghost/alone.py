@@ -13,6 +13,7 @@ from tf_adadp.gradients.proof.follow import Follower
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
 from tf_adadp.utils.keras_compat import layers_of, seed_generators
+from tf_adadp.utils.shapes import with_shape
 
 ATTENTION = tuple(
     getattr(keras.layers, name)
@@ -111,7 +112,7 @@ class AloneCall:
         for number, variable, rows in zip(
             self._numbers, self._variables, self._vjp(upstream)[1], strict=True
         ):
-            yield number, Rows(tf.ensure_shape(rows, [None, *variable.shape]))
+            yield number, Rows(with_shape(rows, [None, *variable.shape]))
 
     def _one(self, call, tensors, seeds, values=None):
         """The output for one example, without its axis."""

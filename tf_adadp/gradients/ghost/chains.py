@@ -17,6 +17,7 @@ from tf_adadp.gradients.ghost.weights import NoForm, has_own_gradient, summed_to
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.proof import sizes
 from tf_adadp.gradients.proof.follow import Follower
+from tf_adadp.utils.shapes import with_shape
 
 _PASSES_ON = ("Identity", "EnsureShape", "PreventGradient")
 _RESHAPES = ("Reshape", "ExpandDims", "Squeeze")
@@ -62,7 +63,7 @@ def _by_gradient(tensor, rows, follower, weights):
 
     parts = map_rows(one_example, rows.materialize(), sequential=False)
     for number, weight, part in zip(numbers, found, parts, strict=True):
-        yield number, Rows(tf.ensure_shape(part, [None, *weight.shape]))
+        yield number, Rows(with_shape(part, [None, *weight.shape]))
 
 
 # --- one step back --------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def _selected(op, rows, output):
     source[chosen.ravel()] = np.arange(chosen.size)
     formed = tf.reshape(rows.materialize(), [-1, chosen.size])
     formed = tf.gather(tf.pad(formed, [[0, 0], [0, 1]]), source, axis=1)
-    return [(inner, Rows(tf.ensure_shape(tf.reshape(formed, [-1, *shape]), [None, *shape])))]
+    return [(inner, Rows(with_shape(tf.reshape(formed, [-1, *shape]), [None, *shape])))]
 
 
 def _constant(tensor):

@@ -110,19 +110,12 @@ class GhostEngine:
             new, loss = chunk_sums(c)
             return c + 1, [a + b for a, b in zip(sums, new, strict=True)], total_loss + loss
 
-        if self._jit_compile:  # of an empty lot there is no physical batch to begin with
-            no_rows = [tf.zeros([0, *v.shape]) for v in trainable]
-            first, total_loss = tf.constant(0), tf.zeros([])
-            sums = list(clipping_set.clipped_sum(no_rows, tf.zeros([0])))
-        else:
-            # The first chunk, often the only one, outside of the loop: adding its sums to zeros
-            # would be a pass over the weights. Of an empty lot it is padding.
-            first = tf.constant(1)
-            sums, total_loss = chunk_sums(tf.constant(0))
         _, sums, total_loss = tf.while_loop(
             lambda c, *_: c < num_chunks,
             body,
-            (first, sums, total_loss),
+            # The first chunk in the loop as well: outside, its graph would be there, and be
+            # prepared, twice.
+            (tf.constant(0), [tf.zeros(v.shape) for v in trainable], tf.zeros([])),
             parallel_iterations=1,
         )
         return replicas.all_reduced((sums, total_loss))

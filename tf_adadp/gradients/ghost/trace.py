@@ -20,6 +20,7 @@ from tf_adadp.gradients import forms
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.ghost import chains, penalties, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
+from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
 from tf_adadp.gradients.mapped import traced_map
 from tf_adadp.gradients.mapping import TRACING_ERRORS
 from tf_adadp.gradients.patching import PATCHING, replaced
@@ -269,7 +270,12 @@ class Trace:
                 )
         places = [op.outputs[0] for op in uses]
         tapped = [t for call in self._calls for t in call.outputs if t.dtype.is_floating]
-        found = tf.gradients(ys, [*places, *tapped], upstream) if ys else []
+
+        def dims_of(tensor):
+            return follower.dims(tensor) if tensor.graph is graph else None
+
+        with broadcasts_by(dims_of):
+            found = tf.gradients(ys, [*places, *tapped], upstream) if ys else []
         found = [None if g is None else tf.convert_to_tensor(g) for g in found]
         follower.advance(graph.get_operations(), uses=False)
         for tensor, gradient in zip([*places, *tapped], found, strict=False):
@@ -278,7 +284,9 @@ class Trace:
         for op, gradient in zip(uses, found, strict=False):
             if gradient is None:
                 continue
-            d = tf.cast(gradient, tf.float32) / self._loss_scale
+            d = tf.cast(gradient, tf.float32)
+            if self._loss_scale != 1.0:
+                d /= self._loss_scale
             d.set_shape(op.outputs[0].shape)
             values = [follower.of(t) for t in op.inputs]
             layer = self._layer_of(op)

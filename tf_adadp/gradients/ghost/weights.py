@@ -16,6 +16,7 @@ from tf_adadp.gradients.ghost import windows
 from tf_adadp.gradients.proof.rules.products import labels_of
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
+from tf_adadp.utils.shapes import with_shape
 
 _FORMS: dict[str, Callable] = {}
 
@@ -98,7 +99,7 @@ def batch_first(tensor: tf.Tensor, value: RowsValue) -> tf.Tensor:
     if value.stride > 1:
         tensor = tf.reshape(tensor, [-1, value.stride, *rest])
         rest = [value.stride, *rest]
-    return tf.ensure_shape(tensor, [None, *rest])
+    return with_shape(tensor, [None, *rest])
 
 
 @_form("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
@@ -158,7 +159,7 @@ def _grouped(values, labels, positions, features):
     shape = values.shape.as_list()
     head = shape[1 : 1 + len(positions)]
     count = int(np.prod(shape[1 + len(positions) :], dtype=int))
-    return tf.ensure_shape(tf.reshape(values, [-1, *head, count]), [None, *head, count])
+    return with_shape(tf.reshape(values, [-1, *head, count]), [None, *head, count])
 
 
 @_form("Conv2D", "Conv3D")
@@ -309,7 +310,7 @@ def _entries(use, place, d):
     others = [a for a in range(value.rank) if a != value.axis]
     padded = [1] * (value.rank - len(shape)) + list(shape)
     d = summed_to(d, [padded[a] for a in others])
-    return Rows(tf.ensure_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
+    return Rows(with_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
 
 
 def summed_to(values: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
@@ -337,7 +338,7 @@ def _tiled(use, place):
     d = tf.reduce_sum(d, [lead + 2 * i for i in range(len(dims))])
     if value.stride > 1 and value.axis:
         d = tf.transpose(d, [0, *range(2, 2 + value.axis), 1, *range(2 + value.axis, d.shape.rank)])
-    return Rows(tf.ensure_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
+    return Rows(with_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
 
 
 @_form("GatherV2")
@@ -348,8 +349,8 @@ def _looked_up(use, place):
     indices, d = use.x(1), use.d()
     count = int(np.prod(indices.shape[1:], dtype=int))
     width = int(np.prod(shape[1:], dtype=int))
-    indices = tf.ensure_shape(tf.reshape(tf.cast(indices, tf.int32), [-1, count]), [None, count])
-    rows = tf.ensure_shape(tf.reshape(d, [-1, count, width]), [None, count, width])
+    indices = with_shape(tf.reshape(tf.cast(indices, tf.int32), [-1, count]), [None, count])
+    rows = with_shape(tf.reshape(d, [-1, count, width]), [None, count, width])
     found = Lookups(indices, rows, (shape[0], width))
     if len(shape) == 2:
         return found

@@ -6,6 +6,8 @@ import math
 
 import tensorflow as tf
 
+from tf_adadp.utils.shapes import with_shape
+
 # How a CPU unfolds images fastest, measured beside `tf.image.extract_patches`: by a convolution
 # with the identity where windows are small (0.7 ns an entry against 1.1 to 4.9), by slices where
 # strides are 1 and there are channels enough to copy (0.6 against 1.2).
@@ -46,7 +48,7 @@ def unfold(window: Window, x: tf.Tensor) -> tf.Tensor:
     else:
         head = tf.unstack(tf.shape(windows)[:-1], num=windows.shape.rank - 1)
     windows = tf.reshape(windows, tf.stack([*head, *window.size, channels]))
-    return tf.ensure_shape(windows, [None, *positions, *window.size, channels])
+    return with_shape(windows, [None, *positions, *window.size, channels])
 
 
 def _patches(x, size, strides, dilation, padding):
@@ -74,7 +76,7 @@ def joined(windows):
     count = windows.shape[1 + space :].num_elements()
     head = windows.shape[1 : 1 + space]
     flat = tf.reshape(windows, tf.concat([tf.shape(windows)[: 1 + space], [count]], 0))
-    return tf.ensure_shape(flat, [None, *head, count])
+    return with_shape(flat, [None, *head, count])
 
 
 def _flat_positions(windows, outputs):

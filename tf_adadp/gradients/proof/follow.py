@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_adadp.gradients.proof import sizes
 from tf_adadp.gradients.proof.rules import RULES
 from tf_adadp.gradients.proof.rules.registry import plain
-from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, Rows, Value, public, rows
+from tf_adadp.gradients.proof.values import Dims, Mixed, Mixes, Public, Rows, Value, public, rows
 from tf_adadp.utils.keras_compat import op_def_registry
 
 # Stateful by TensorFlow's word, and without an effect: they read what training does not change.
@@ -59,6 +59,10 @@ class Follower:
     def of(self, tensor: tf.Tensor) -> Value:
         """Returns what a tensor is."""
         return self._values[tensor.name]
+
+    def dims(self, tensor: tf.Tensor) -> Dims:
+        """Returns the dimensions of a tensor; None where they are not known."""
+        return getattr(self._values.get(tensor.name), "dims", None)
 
     def trust(self, op: tf.Operation) -> None:
         """Declares an operation to be a map over the rows of its operands."""
