@@ -79,20 +79,25 @@ def make_engine(
     """
     example_loss = ExampleLoss(model, loss)
     example_loss.check_multiplicity(augmentation_multiplicity)
-    reason = "as asked for"
+    reason, obstacles = "as asked for", ()
     if gradient_engine != "vectorized":
         try:
             if microbatch_size > 1:
-                raise ghost.CannotFollow(f"microbatch_size={microbatch_size}")
+                raise ghost.CannotFollow(f"microbatch_size={microbatch_size}", obstacles=())
             trace = _trace(example_loss, element_spec)
             engine, planned = _ghost_engine(trace, jit_compile, max_rows)
             if gradient_engine == "auto":
                 reason = "every operation of the model is followed"
             if trace.loops_over_losses:
                 reason += "; losses one example after the other"
-            return engine, _plan("ghost", reason, model, planned, trace)
+            return engine, dataclasses.replace(
+                _plan("ghost", reason, example_loss, trace.obstacles),
+                gradients=planned,
+                mapped=tuple(layer.name for layer in trace.alone),
+                captured=trace.captured,
+            )
         except ghost.CannotFollow as cannot:
-            reason = str(cannot)
+            reason, obstacles = str(cannot), cannot.obstacles
             if gradient_engine == "ghost":
                 _Traits.of(example_loss, element_spec)  # may know better
                 raise ValueError(
@@ -100,7 +105,7 @@ def make_engine(
                 ) from None
     traits = _Traits.of(example_loss, element_spec)  # raises before anything runs
     engine, why_sequential = _vectorized_engine(example_loss, traits, jit_compile)
-    return engine, _plan("vectorized", reason + why_sequential, model)
+    return engine, _plan("vectorized", reason + why_sequential, example_loss, obstacles or None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +151,11 @@ class _Traits:
 def _trace(example_loss, element_spec):
     """Traces a model for batches; raises `CannotFollow`, and ValueError for what keeps state."""
     if element_spec is None:
-        raise ghost.CannotFollow("the form of the data is not known")
+        raise ghost.CannotFollow("the form of the data is not known", obstacles=())
     for spec in tf.nest.flatten(element_spec):
         if spec is not None and None in spec.shape[1:].as_list():
-            raise ghost.CannotFollow(f"data of shape {spec.shape} have axes of unknown size")
+            reason = f"data of shape {spec.shape} have axes of unknown size"
+            raise ghost.CannotFollow(reason, obstacles=())
     trace = ghost.trace_model(example_loss, element_spec, _loss_scale(example_loss.model))
     refuse_state(trace.graph, "a layer or the loss", example_loss.model.variables)
     return trace
@@ -196,18 +202,10 @@ def _vectorized_engine(example_loss, traits, jit_compile):
     return engine, why_sequential
 
 
-def _plan(engine, reason, model, planned=(), trace=None):
-    num_scalars = sum(math.prod(v.shape) for v in model.trainable_variables)
-    plan = ghost.GradientPlan(engine, reason, planned, num_scalars)
-    if trace is None:
-        return plan
-    return dataclasses.replace(
-        plan,
-        mapped=tuple(layer.name for layer in trace.alone),
-        mixing=trace.mixing,
-        dropped=tuple(trace.dropped),
-        captured=trace.captured,
-    )
+def _plan(engine, reason, example_loss, obstacles):
+    num_scalars = sum(math.prod(v.shape) for v in example_loss.trainable_variables)
+    dropped = example_loss.written
+    return ghost.GradientPlan(engine, reason, (), num_scalars, obstacles=obstacles, dropped=dropped)
 
 
 def _one_example(element_spec):

@@ -10,6 +10,9 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.gradients.indices import no_index_stops
+from tf_adadp.gradients.patching import functions_inlined
+from tf_adadp.gradients.proof import Follower, Mixed, inputs_of_rows
+from tf_adadp.gradients.proof.obstacles import Obstacle, of_effect, of_value
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     compute_output_spec,
@@ -80,18 +83,39 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
     return list(dict.fromkeys(problems))  # Keras may call a loss twice
 
 
-def losses_of_rows(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, tf.Tensor]]:
-    """Returns pairs of the name of each single loss and its values [B, ...] on a batch.
+def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Obstacle]]:
+    """Follows a batch through each single loss; returns (name, obstacle) of those not proven.
+
+    Of the others, the loss of an example is a function of its own labels and predictions.
 
     Args:
         loss: a built Keras `CompileLoss`.
-        y, y_pred: structures of tensors.
+        y, y_pred: structures of KerasTensors.
     """
-    found = []
-    showing = _showing_rows(loss, lambda single, values: found.append((single.name, values)))
-    with keras.StatelessScope():
-        showing(y, y_pred)
-    return found
+    follower, found = Follower(), []
+
+    def see(single, values):
+        values = tf.identity(values)
+        follower.advance(values.graph.get_operations())
+        value = follower.of(values)
+        if follower.effects:
+            found.append((single.name, of_effect(follower.effects[0])))
+            follower.effects.clear()
+        elif isinstance(value, Mixed):
+            found.append((single.name, of_value(value)))
+
+    def followed(y, y_pred):
+        for tensor in tf.nest.flatten((y, y_pred)):
+            if tensor is not None:
+                follower.set(tensor, inputs_of_rows(tensor))
+        with functions_inlined(), no_index_stops(), keras.StatelessScope():
+            _showing_rows(loss, see)(y, y_pred)
+
+    specs = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec((None, *t.shape[1:]), t.dtype), (y, y_pred)
+    )
+    tf.function(followed, autograph=False).get_concrete_function(*specs)
+    return list(dict.fromkeys(found))  # Keras may call a loss twice
 
 
 def _showing_rows(loss, see):

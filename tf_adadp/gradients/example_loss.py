@@ -6,7 +6,7 @@ weights of the example, and the losses that layers add (activity regularisers, `
 Weight regularisers are left out: they depend on no data and are added after the noise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from tf_adadp.gradients.compiled_losses import each_alone
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows, present_leaves
+from tf_adadp.gradients.patching import replaced
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     call_arguments,
@@ -37,10 +38,15 @@ class ExampleLoss:
     and never normalises: a mean weighted by the weights of a lot would let one example change the
     weight of another. Reductions over the batch axis are left out: a lot's gradient is always the
     sum over examples divided by the expected lot size.
+
+    Attributes:
+        written: paths of the variables that the model was seen to write in training, seeds of
+            random numbers apart; private steps drop that.
     """
 
     def __init__(self, model: keras.Model, loss: CompileLoss | None, training: bool = True):
         self.model = model
+        self.written: tuple[str, ...] = ()
         self.trainable_variables = list(model.trainable_variables)
         self._non_trainable_variables = list(model.non_trainable_variables)
         self._loss = None if loss is None else each_alone(loss)
@@ -126,7 +132,6 @@ class ExampleLoss:
         x: Any,
         seeds: tf.Tensor,
         non_trainable: Sequence[tf.Tensor] | None = None,
-        note_update: Callable | None = None,
     ) -> tuple[Any, list[tf.Tensor]]:
         """Returns the model's output for a batch, and what its layers add to the batch's loss.
 
@@ -135,7 +140,6 @@ class ExampleLoss:
             x: the inputs, leaves [B, ...].
             seeds: uint32 `[num_seed_generators, 2]`.
             non_trainable: `non_trainable_values()`, the default.
-            note_update: called with each variable that the model would write, seeds apart.
         """
         if non_trainable is None:
             non_trainable = self.non_trainable_values()
@@ -143,16 +147,29 @@ class ExampleLoss:
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
         # The non-trainable values that come back are dropped: they were made from raw data.
-        with no_index_stops(), split_groups():
-            y_pred, updated, layer_losses = self.model.stateless_call(
+        with (
+            no_index_stops(),
+            split_groups(),
+            replaced(self.model, call=self._noting_writes(self.model.call)),
+        ):
+            y_pred, _, layer_losses = self.model.stateless_call(
                 trainable, non_trainable, x, return_losses=True, **self._call_arguments
             )
-        for i, variable in enumerate(self._non_trainable_variables):
-            written = updated[i] is not non_trainable[i] and i not in self._seed_slots
-            if written and note_update is not None:
-                note_update(variable)
         # Keras lists the regularisers of weights last.
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
+
+    def _noting_writes(self, call):
+        """The model's `call`, noting in `written` what its layers write to."""
+        kept = [v for i, v in enumerate(self._non_trainable_variables) if i not in self._seed_slots]
+
+        def noting(*args, **kwargs):
+            before = [(v, v.value) for v in (*self.trainable_variables, *kept)]
+            outputs = call(*args, **kwargs)
+            new = (v.path for v, value in before if v.value is not value)
+            self.written = tuple(dict.fromkeys([*self.written, *new]))
+            return outputs
+
+        return noting
 
     def losses(
         self,

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 # Two threads that trace must not see each other's patches.
 PATCHING = threading.RLock()
 
@@ -23,3 +25,14 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
                 del owner.__dict__[name]
             else:
                 owner.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Makes the operations of functions that are called part of the graph that is traced."""
+    eagerly = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(eagerly)

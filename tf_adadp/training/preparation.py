@@ -89,8 +89,8 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         max_rows=model.physical_batch_size,
     )
     released = _released(model, compiled, probe, y_pred)
-    if not plan.follows_all and not replicas.is_strategy(model.distribute_strategy):
-        validation.warn_of_mixing(model.model, element_spec, loss)
+    if not replicas.is_strategy(model.distribute_strategy):  # no batch can be traced there
+        validation.warn_of_mixing(model.model, plan, loss, element_spec, y_pred)
     return Prepared(engine, plan, y_pred, released, LayerSettings(model.model))
 
 

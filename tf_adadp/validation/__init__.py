@@ -1,6 +1,6 @@
 """What a DPModel refuses, each with the way out; and the report of it all at once."""
 
-from tf_adadp.validation.api import validate, warn_of_mixing
+from tf_adadp.validation.api import validate
 from tf_adadp.validation.arguments import (
     check_callbacks,
     check_class_labels,
@@ -12,6 +12,7 @@ from tf_adadp.validation.arguments import (
 )
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
+from tf_adadp.validation.mixing import warn_of_mixing
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.tokens import check_tokens
 

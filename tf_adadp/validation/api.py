@@ -1,11 +1,10 @@
 """`validate`: everything that private training would refuse or change in a model, at once."""
 
-import warnings
-
 import keras
 import tensorflow as tf
 
-from tf_adadp.gradients.compiled_losses import PROBE_BATCH, batch_reductions
+from tf_adadp.gradients import ghost
+from tf_adadp.gradients.compiled_losses import PROBE_BATCH, batch_reductions, loss_obstacles
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.sampling.base import Lots
@@ -25,7 +24,7 @@ from tf_adadp.validation.layers import (
     override_problems,
     weight_problems,
 )
-from tf_adadp.validation.probing import probe
+from tf_adadp.validation.mixing import dropped_problems, loss_problems, mixing_problems
 from tf_adadp.validation.report import Report
 
 
@@ -37,17 +36,31 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
         report.raise_if_any()
 
     Errors are what `DPModel` refuses, found by the same rules, all of them at once. Warnings are
-    what it accepts and does otherwise than training without privacy: layers or losses that mix
-    examples, state that a layer would keep, random numbers from outside of the model's seed
-    generators.
+    what it accepts and may do otherwise than training without privacy: layers or losses that are
+    not proven to keep examples apart, variables that a layer writes, random numbers from outside
+    of the model's seed generators.
 
-    The model is first looked at, then traced for one example, then run on random data in the form
-    of x: with one example the same and the others changed, does its output, gradient or loss
-    change? The values of x and y are never looked at, so the report depends on no data, and no
-    weight or state of the model is changed. A model that is not built yet is built.
+    Nothing is run. The model is traced in training mode, for one example and for a batch of any
+    size, and the graph of the batch is followed operation by operation, forwards and through its
+    gradients, as the gradient engine does. Every layer that cannot be followed is named, with the
+    operation and the line of code; where the model itself cannot, what comes after that place is
+    not followed. The values of x and y are never looked at, so the report depends on no data, and
+    no weight or state of the model is changed. A model that is not built yet is built.
 
-    A report without problems is no proof: trials can miss a layer that mixes loud inputs only. The
-    guarantee of a `DPModel` does not rest on them.
+    A report without problems is a proof, of what the traced graph does: in training, the output of
+    an example, its gradient and its loss are functions of that example, the weights and random
+    numbers of its own, for every value and every number of other examples. It is one
+
+    - for constants that the model holds (`gradient_plan().captured`) by the word of who made it: a
+      table of the training data is a constant too;
+    - for axes of unknown size at one length, and for Python code as it ran when it was traced;
+    - for values of losses. Gradients of losses are always taken example by example, so what a
+      custom gradient of a loss would mix is not told;
+    - where no operation keeps state. A model with such an error is not followed further.
+
+    A warning is no proof that examples are mixed: an operation without a rule may be harmless. It
+    is mapped over the examples then, which is slower and changes nothing. What only makes training
+    slower is told by `gradient_plan`, not here.
 
     Args:
         model: a `keras.Model`, or a `DPModel`, whose compiled loss is then the default.
@@ -73,24 +86,6 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
     return Report(_problems(model, loss, x, y))
 
 
-def warn_of_mixing(model: keras.Model, element_spec: tuple, loss: CompileLoss | None) -> None:
-    """Warns, before training, of layers and losses that mix the examples of a batch.
-
-    It is tried on random data: call this where its operations could not be followed.
-
-    Args:
-        model: a built `keras.Model` without side effects.
-        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
-        loss: a built Keras `CompileLoss`, or None.
-    """
-    try:
-        problems = list(probe(model, element_spec, loss))
-    except Exception:  # whatever a layer of the user's raises on random data; training may not
-        return
-    for problem in problems:
-        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=5)
-
-
 def _problems(model, loss, x, y):
     seen = set()
     for problem in (
@@ -104,7 +99,7 @@ def _problems(model, loss, x, y):
     if spec is None:
         yield Problem(
             f"The model {model.name!r}",
-            "was not tried on random data, since the form of its inputs is not known",
+            "was not followed, since the form of its inputs is not known",
             "Pass x, and y where there are labels.",
             "warning",
         )
@@ -124,13 +119,22 @@ def _problems(model, loss, x, y):
     example = tf.nest.map_structure(
         lambda s: None if s is None else tf.TensorSpec(s.shape[1:], s.dtype), spec
     )
+    example_loss = ExampleLoss(model, compile_loss)
     try:
-        graph = ExampleGraph(ExampleLoss(model, compile_loss), example)
-        effects = list(graph.problems())
+        effects = list(ExampleGraph(example_loss, example).problems())
         yield from effects
-        if not effects:  # else a trial would leave its mark
+        if effects:
+            return
+        obstacles = ghost.obstacles_of(example_loss, spec)
+        for problem in (
+            *mixing_problems(model, obstacles),
+            *dropped_problems(model, example_loss.written),
+        ):
             # What a layer was told of for what it is, is not told again for what it does.
-            yield from (p for p in probe(model, spec, compile_loss) if p.where not in seen)
+            if problem.where not in seen:
+                yield problem
+        if compile_loss is not None:
+            yield from loss_problems(loss_obstacles(compile_loss, probed_y, y_pred))
     except Exception as error:
         yield _failure(model, error, x)
 
@@ -177,7 +181,7 @@ def _failure(model, error, x):
     line = next((li.strip() for li in str(error).splitlines() if li.strip()), "")
     return Problem(
         f"The model {model.name!r}",
-        f"cannot be traced or run in training mode: {type(error).__name__}: {line}",
+        f"cannot be traced in training mode: {type(error).__name__}: {line}",
         "Pass x and y." if x is None else "Make model and loss run on data of the form of x and y.",
         "warning" if x is None else "error",
     )

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tf_adadp.utils.keras_compat import has_given_vocabulary, layers_of, seed_generators
 from tf_adadp.utils.problems import Problem, raise_first
@@ -32,7 +31,7 @@ def _has_public_statistics(layer):
 
 
 def layer_problems(model: keras.Model) -> Iterator[Problem]:
-    """Yields a `Problem` for every layer that mixes examples or keeps statistics of raw data."""
+    """Yields a `Problem` for every layer of Keras's that private training refuses."""
     for layer in layers_of(model):
         yield from _problems_of(layer)
 
@@ -81,23 +80,6 @@ def _problems_of(layer):
                 "of its data, and they would be saved with the model",
                 f"Pass public constants as {arguments}, or preprocess outside of the model.",
             )
-    for name, axes in _axes(layer):
-        if 0 in axes and not isinstance(layer, keras.layers.BatchNormalization):
-            yield Problem(
-                where,
-                f"is a {kind} with {name}={getattr(layer, name)}: it works across the examples of "
-                "a batch, and in private training sees one example at a time",
-                f"Leave axis 0 out of {name}.",
-                "warning",
-            )
-
-
-def _axes(layer):
-    """Pairs of an attribute's name and the axes that a layer works along."""
-    for name in ("axis", "axes", "_attention_axes"):
-        axes = getattr(layer, name, None)
-        if axes is not None:
-            yield name, tf.nest.flatten(axes)
 
 
 def _group_normalization(layer):

@@ -82,7 +82,7 @@ def check(model, x, operations=None):
     """Compares the gradients, and the operations; returns the `Trace`."""
     found, expected, trace = per_example_gradients(model, x)
     if operations is not None:
-        assert operations_of(trace) == sorted(operations), trace.mixing
+        assert operations_of(trace) == sorted(operations), trace.obstacles
     assert len(found) == len(model.trainable_variables) > 0
     scale = max(np.abs(e).max() for e in expected)
     for variable, f, e in zip(model.trainable_variables, found, expected, strict=True):

@@ -44,7 +44,6 @@ UNPROVEN = {
     "ConvLSTM1D": "While",
     "ConvLSTM2D": "While",
     "ConvLSTM3D": "While",
-    "Discretization": "Bucketize has no rule",
     "Equalization": "Max over all images",
     "GRU": "While",
     "HashedCrossing": "SparseCross has no rule",
@@ -219,8 +218,8 @@ def why_not(model, name):
         trace, _ = traced(model, x, np.zeros(model(x, training=True).shape, np.float32))
     except CannotFollow as cannot:
         return str(cannot)
-    assert len(trace.mixing) == len(trace.alone)
-    return trace.mixing[0] if trace.mixing else None
+    assert len(trace.obstacles) == len(trace.alone)
+    return str(trace.obstacles[0]) if trace.obstacles else None
 
 
 @pytest.mark.representative(6)
@@ -316,11 +315,10 @@ def test_such_layers_never_run_on_batches(name):
             model.fit(x, np.zeros((2, 1)), 2, verbose=0)
         assert model.ledger.steps == 0
     else:
-        with pytest.warns(UserWarning, match="mixes examples"):
+        with pytest.warns(UserWarning, match="not proven to keep examples apart"):
             model.fit(x, np.zeros((2, 1)), 2, verbose=0)
         plan = model.gradient_plan()
         assert plan.engine == "ghost"
-        assert not plan.follows_all
         assert re.match(reason, plan.mixing[0])
 
 

@@ -79,6 +79,26 @@ def turned(x):
 
 # --- along axes -----------------------------------------------------------------------------------
 
+
+def counted(x, most, factors=None):
+    """How often each of 0..3 is in a row, as Keras's layers for categories count them."""
+    return tf.math.bincount(x, factors, minlength=4, maxlength=most, axis=-1)
+
+
+keeps("DenseBincount", lambda x: counted(x, 4), (3,), dtypes=[tf.int32], low=0, high=5)
+keeps("DenseBincount", lambda x: counted(x, 3, tf.cast(x, tf.float32)), (3,), dtypes=[tf.int32],
+      low=0, high=5)  # fmt: skip
+mixes("DenseBincount", lambda x: counted(tf.ensure_shape(x, [None]), 4), (), dtypes=[tf.int32],
+      low=0, high=5)  # fmt: skip
+mixes("DenseBincount", lambda x: R.DenseBincount(
+    input=x, size=size(x), weights=tf.zeros([0])), (3,), dtypes=[tf.int32], low=0,
+    high=5)  # fmt: skip
+mixes("DenseBincount", lambda x: R.DenseBincount(
+    input=x, size=4, weights=ones(4, 3)), (3,), dtypes=[tf.int32], low=0, high=5)  # fmt: skip
+# The size of what they return depends on the largest number in the batch.
+mixes("Max", lambda x: counted(x, 5), (3,), dtypes=[tf.int32], low=0, high=5)
+mixes("Max", lambda x: counted(x, None), (3,), dtypes=[tf.int32], low=0, high=5)
+
 for _name in ("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm"):
     _reduce = getattr(R, _name)
     # EuclideanNorm has no gradient of TensorFlow's.

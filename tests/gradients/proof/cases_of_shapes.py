@@ -232,6 +232,7 @@ mixes("LookupTableFindV2", lambda x: _table(x, size(x)), (3,), dtypes=[tf.int32]
 # What operations take, where their types do not say it.
 _SPECIAL = {
     "Cast": lambda xs: R.Cast(x=xs[0], DstT=tf.float64),
+    "Bucketize": lambda xs: R.Bucketize(input=xs[0], boundaries=[0.3, 0.6]),
     "AddN": lambda xs: R.AddN(inputs=[xs[0], *xs]),
     "EnsureShape": lambda xs: tf.ensure_shape(xs[0], [None] * xs[0].shape.rank),
     "ClipByValue": lambda xs: R.ClipByValue(

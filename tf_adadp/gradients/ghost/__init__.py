@@ -4,7 +4,7 @@ from tf_adadp.gradients.ghost.alone import ATTENTION
 from tf_adadp.gradients.ghost.engine import GhostEngine
 from tf_adadp.gradients.ghost.plan import GradientPlan, PlannedGradient, planned
 from tf_adadp.gradients.ghost.retired import declare_independent, register
-from tf_adadp.gradients.ghost.trace import CannotFollow, Trace, trace_model
+from tf_adadp.gradients.ghost.trace import CannotFollow, Trace, obstacles_of, trace_model
 
 __all__ = [
     "ATTENTION",
@@ -14,6 +14,7 @@ __all__ = [
     "PlannedGradient",
     "Trace",
     "declare_independent",
+    "obstacles_of",
     "planned",
     "register",
     "trace_model",

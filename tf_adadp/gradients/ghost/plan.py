@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 from tf_adadp.gradients.ghost.trace import Trace
+from tf_adadp.gradients.proof.obstacles import Obstacle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class GradientPlan:
         gradients: tuple of `PlannedGradient`, empty for the plain engine.
         num_scalars: the number of trainable scalars.
         mapped: names of the layers that are mapped example by example.
-        mixing: why, for those that are no recurrent layers of Keras.
+        obstacles: what kept the engine from following the whole model; None where it did not try.
         dropped: paths of variables that the model writes in training; private steps drop that.
         captured: names of the tensors that the model holds and that are no weights: constants, by
             the word of who made the model.
@@ -52,7 +53,7 @@ class GradientPlan:
     gradients: tuple[PlannedGradient, ...]
     num_scalars: int
     mapped: tuple[str, ...] = ()
-    mixing: tuple[str, ...] = ()
+    obstacles: tuple[Obstacle, ...] | None = None
     dropped: tuple[str, ...] = ()
     captured: tuple[str, ...] = ()
 
@@ -64,12 +65,9 @@ class GradientPlan:
         return sum(g.floats for g in self.gradients)
 
     @property
-    def follows_all(self) -> bool:
-        """Tells whether the model does for a batch what it does for its examples, one by one.
-
-        Recurrent layers of Keras, which are mapped, do.
-        """
-        return self.engine == "ghost" and not self.mixing and not self.dropped
+    def mixing(self) -> tuple[str, ...]:
+        """Tells what kept the engine from following the whole model, with operation and line."""
+        return tuple(str(obstacle) for obstacle in self.obstacles or ())
 
     def __str__(self) -> str:
         lines = [f"gradient engine: {self.engine} ({self.reason})"]
@@ -95,7 +93,7 @@ class GradientPlan:
         )
         if self.mapped:
             lines.append(f"mapped over the examples: {', '.join(self.mapped)}")
-        lines += [f"  {reason}" for reason in self.mixing]
+            lines += [f"  {reason}" for reason in self.mixing]
         if self.captured:
             lines.append(f"constants of the model: {', '.join(self.captured)}")
         return "\n".join(lines)

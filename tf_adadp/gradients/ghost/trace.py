@@ -23,11 +23,13 @@ from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
 from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
 from tf_adadp.gradients.mapped import traced_map
 from tf_adadp.gradients.mapping import TRACING_ERRORS
-from tf_adadp.gradients.patching import PATCHING, replaced
+from tf_adadp.gradients.patching import PATCHING, functions_inlined, replaced
 from tf_adadp.gradients.proof.follow import Follower, inputs_of_rows
+from tf_adadp.gradients.proof.obstacles import Obstacle, of_effect, of_operation, of_value
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, public
 from tf_adadp.utils.keras_compat import (
     get_keras_mask,
+    is_kerass_own,
     layers_of,
     original_operation,
     own_layers,
@@ -36,6 +38,7 @@ from tf_adadp.utils.keras_compat import (
 
 # Steps of a recurrent layer that are written out; more take long to trace.
 _LONGEST_UNROLLED = 64
+_LENGTH = 8  # of axes of unknown size
 
 
 class CannotFollow(BaseException):
@@ -46,11 +49,21 @@ class CannotFollow(BaseException):
 
     Attributes:
         layer: the layer at fault, or None.
+        obstacles: the `Obstacle`s that were found.
     """
 
-    def __init__(self, message: str, layer: keras.Layer | None = None):
-        super().__init__(message)
+    def __init__(
+        self,
+        reason: str | Obstacle,
+        layer: keras.Layer | None = None,
+        obstacles: Sequence[Obstacle] | None = None,
+        **options: bool,
+    ):
+        super().__init__(str(reason))
         self.layer = layer
+        if isinstance(reason, str):
+            reason = Obstacle(reason, None if layer is None else layer.name, **options)
+        self.obstacles = (reason,) if obstacles is None else tuple(obstacles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +89,42 @@ def trace_model(example_loss: ExampleLoss, element_spec: Any, loss_scale: float 
     Args, raises: see `Trace`.
     """
     model = example_loss.model
-    alone = []
-    found: list[tuple[keras.Layer, str]] = []
+    alone: list[keras.Layer] = []
+    reasons: list[str] = []
+    obstacles: list[Obstacle] = []
     while True:
         try:
             trace = Trace(example_loss, element_spec, alone, loss_scale)
         except CannotFollow as cannot:
-            before = [reason for other, reason in found if other is cannot.layer]
+            before = [r for r, other in zip(reasons, alone, strict=True) if other is cannot.layer]
             reason = "; ".join([*before, str(cannot)])
+            obstacles += cannot.obstacles
             layer = _around(cannot.layer, model, alone)
             if layer is None:
-                raise CannotFollow(reason, cannot.layer) from None
+                raise CannotFollow(reason, cannot.layer, obstacles) from None
             alone.append(layer)
-            found.append((layer, reason))
+            reasons.append(reason)
         else:
-            trace.mixing = tuple(
-                reason for layer, reason in found if not isinstance(layer, keras.layers.RNN)
-            )
+            trace.obstacles = tuple(obstacles)
             return trace
+
+
+def obstacles_of(example_loss: ExampleLoss, element_spec: Any) -> tuple[Obstacle, ...]:
+    """Returns what keeps a batch from being followed through a model; nothing where all is proven.
+
+    Args:
+        example_loss, element_spec: see `Trace`; axes of unknown size get a length.
+    """
+
+    def known(spec):
+        rest = [_LENGTH if n is None else n for n in spec.shape[1:]]
+        return tf.TensorSpec([None, *rest], spec.dtype)
+
+    spec = tf.nest.map_structure(lambda s: None if s is None else known(s), element_spec)
+    try:
+        return trace_model(example_loss, spec).obstacles
+    except CannotFollow as cannot:
+        return cannot.obstacles
 
 
 def _around(layer, model, alone):
@@ -123,8 +154,7 @@ class Trace:
         parts: list of `Part`.
         graph: the traced graph.
         alone: the layers that are mapped over the examples.
-        mixing: why, for those that were found out (`trace_model`).
-        dropped: paths of the variables that the model writes in training, which is dropped.
+        obstacles: why, for those that were found out (`trace_model`).
         captured: names of the constants that the model holds.
         loops_over_losses: whether losses are worked on one example after the other.
 
@@ -141,8 +171,7 @@ class Trace:
     ):
         self.example_loss = example_loss
         self.alone = tuple(alone)
-        self.mixing: tuple[str, ...] = ()
-        self.dropped: list[str] = []
+        self.obstacles: tuple[Obstacle, ...] = ()
         self.loops_over_losses = False
         self._loss_scale = loss_scale
         self._calls: list[AloneCall] = []
@@ -161,7 +190,8 @@ class Trace:
         try:
             self._function = traced.get_concrete_function(*specs, x, y, sample_weight, seeds)
         except TRACING_ERRORS as error:
-            raise CannotFollow(f"it cannot be traced for a batch: {_first_line(error)}") from error
+            reason = f"it cannot be traced for a batch: {_first_line(error)}"
+            raise CannotFollow(reason, unknown=True) from error
         self.graph = self._function.graph
         self.captured = tuple(
             inner.name for outer, inner in self.graph.captures if outer.dtype != tf.resource
@@ -198,9 +228,7 @@ class Trace:
                 follower.set(tensor, inputs_of_rows(tensor))
         follower.set(seeds, public(seeds, secret=True))
         with self._watched(graph):
-            y_pred, layer_losses = self.example_loss.predictions(
-                trainable, x, seeds, non_trainable, self._note_update
-            )
+            y_pred, layer_losses = self.example_loss.predictions(trainable, x, seeds, non_trainable)
         operations = graph.get_operations()
         self._layers = self._layers_of_operations(operations)
         follower.advance(operations)
@@ -263,11 +291,11 @@ class Trace:
         for op in uses:
             if weights.has_own_gradient(op) or len(op.outputs) > 1:
                 layer = self._layer_of(op)
-                raise CannotFollow(
+                reason = (
                     f"the operation {op.type} joins weights with examples and has a gradient of "
-                    f"its own or several outputs{_where(op, layer)}",
-                    layer,
+                    "its own or several outputs"
                 )
+                raise CannotFollow(of_operation(op, reason, layer, unknown=True), layer)
         places = [op.outputs[0] for op in uses]
         tapped = [t for call in self._calls for t in call.outputs if t.dtype.is_floating]
 
@@ -295,7 +323,8 @@ class Trace:
                     for number, part in chains.pulled_back(tensor, rows, follower, trainable):
                         self.parts.append(Part(number, layer, op.type, part))
             except weights.NoForm as no_form:
-                raise CannotFollow(f"{no_form}{_where(op, layer)}", layer) from None
+                obstacle = of_operation(op, str(no_form), layer, apart=True)
+                raise CannotFollow(obstacle, layer) from None
         gradients = {t.name: g for t, g in zip(tapped, found[len(places) :], strict=False)}
         for call in self._calls:
             floating = [t for t in call.outputs if t.dtype.is_floating]
@@ -309,9 +338,6 @@ class Trace:
                 rows = rows.scaled(1.0 / self._loss_scale)
                 self.parts.append(Part(number, call.layer, "map", rows))
 
-    def _note_update(self, variable):
-        self.dropped.append(variable.path)
-
     # --- where it fails -------------------------------------------------------------------------
 
     def _check(self, tensor, what, like=None):
@@ -319,13 +345,11 @@ class Trace:
         if self._follower.effects:
             op = self._follower.effects[0]
             layer = self._layer_of(op)
-            raise CannotFollow(f"keeps state, draws at random or raises{_where(op, layer)}", layer)
+            raise CannotFollow(of_effect(op, layer), layer)
         value = self._follower.of(tensor)
         if isinstance(value, Mixed):
             layer = self._layer_of(value.op)
-            raise CannotFollow(
-                f"the operation {value.op.type} {value.reason}{_where(value.op, layer)}", layer
-            )
+            raise CannotFollow(of_value(value, layer), layer)
         if isinstance(value, Public):
             raise CannotFollow(f"{what} does not depend on the examples")
         wanted = (0, 1) if like is None else (like.axis, like.stride)
@@ -338,7 +362,8 @@ class Trace:
                    self.example_loss.trainable_variables}  # fmt: skip
         for outer, _ in graph.captures:
             if id(outer) in handles:
-                raise CannotFollow("a trainable weight is read past Keras (`_value`)")
+                reason = "a trainable weight is read past Keras (`_value`)"
+                raise CannotFollow(reason, unknown=True)
 
     def _layer_of(self, op):
         """The innermost layer whose call made an operation, or the model."""
@@ -358,13 +383,9 @@ class Trace:
     @contextlib.contextmanager
     def _watched(self, graph) -> Iterator[None]:
         """Notes which layer makes which operations, and maps the layers that are to be alone."""
-        eagerly = tf.config.functions_run_eagerly()
-        with PATCHING, contextlib.ExitStack() as stack:
+        with PATCHING, functions_inlined(), contextlib.ExitStack() as stack:
             for layer in layers_of(self.example_loss.model):
                 stack.enter_context(replaced(layer, call=self._standing_in(layer, graph)))
-            # So that functions of functions are part of this graph.
-            tf.config.run_functions_eagerly(True)
-            stack.callback(tf.config.run_functions_eagerly, eagerly)
             yield
 
     def _standing_in(self, layer, graph):
@@ -374,16 +395,15 @@ class Trace:
             if self._open is not None:  # inside of a layer that is mapped
                 return call(*args, **kwargs)
             if tf.compat.v1.get_default_graph() is not graph:
-                raise CannotFollow(
-                    f"the layer {layer.name!r} is called inside of a loop or a branch"
-                )
+                reason = f"the layer {layer.name!r} is called inside of a loop or a branch"
+                raise CannotFollow(reason, unknown=True)
             if any(layer is other for other in self.alone):
                 self._open = layer
                 try:
                     mapped = AloneCall(layer, call, self._numbers, args, kwargs, self._follower)
                     outputs = mapped()
                 except CannotMap as cannot:
-                    raise CannotFollow(str(cannot), layer) from None
+                    raise CannotFollow(str(cannot), layer, apart=True) from None
                 finally:
                     self._open = None
                 self._calls.append(mapped)
@@ -403,25 +423,14 @@ def _without_loop(layer, args):
         return contextlib.nullcontext()
     shape = args[0].shape if args and tf.is_tensor(args[0]) else [None, None]
     if len(shape) < 2 or shape[1] is None or shape[1] > _LONGEST_UNROLLED:
-        raise CannotFollow(f"the layer {layer.name!r} loops", layer)
+        is_kerass = all(is_kerass_own(type(p).call, "layers") for p in layers_of(layer))
+        reason = f"the layer {layer.name!r} loops"
+        raise CannotFollow(reason, layer, unknown=True, by_keras=is_kerass)
     return replaced(layer, unroll=True)
 
 
 def _only_passes_on(op):
     return op.type == "IdentityN" and not weights.has_own_gradient(op)
-
-
-def _where(op, layer):
-    line = next(
-        (f"{f.filename}:{f.lineno}" for f in reversed(op.traceback) if _is_users(f.filename)), None
-    )
-    inside = f" in the layer {layer.name!r} ({type(layer).__name__})"
-    return inside + (f", {line}" if line else "")
-
-
-def _is_users(filename):
-    parts = ("/tensorflow/", "/keras/", "/tf_adadp/")
-    return not any(part in filename for part in parts)
 
 
 def _first_line(error):

@@ -91,7 +91,7 @@ class Follower:
         values = [self._values[t.name] for t in op.inputs]
         for value in values:
             if isinstance(value, Mixed):
-                return [value] * len(op.outputs)
+                return [self._clamped(op) or value] * len(op.outputs)
         try:
             if op.name in self._alone:
                 found = _mapped(op, values)
@@ -108,6 +108,23 @@ class Follower:
         if uses and joins and any(isinstance(v, Rows) for v in found):
             self.uses.append(op)
         return found
+
+    def _clamped(self, op):
+        """The number c in min(c, max(m, x)) with c ≤ m, whatever x is; or None."""
+        if op.type != "Minimum" or op.outputs[0].shape.rank != 0:
+            return None
+        for outer, inner in (op.inputs, reversed(op.inputs)):
+            limits = inner.op.inputs if inner.op.type == "Maximum" else ()
+            c, floors = self._integer(outer), [self._integer(t) for t in limits]
+            if c is not None and any(m is not None and c <= m for m in floors):
+                return public(op.outputs[0], self.of(outer).value)
+        return None
+
+    def _integer(self, tensor):
+        value = self.of(tensor)
+        known = isinstance(value, Public) and value.value is not None and tensor.dtype.is_integer
+        number = value.value.item() if known and value.rank == 0 else None
+        return number if isinstance(number, int) else None
 
 
 def inputs_of_rows(tensor: tf.Tensor) -> Rows:

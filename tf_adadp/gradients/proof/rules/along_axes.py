@@ -87,6 +87,19 @@ def segments(op, values):
     return rows(op.outputs[0], value.axis - places.rank + 1, value.stride, dims)
 
 
+@rule("DenseBincount")
+def counts(op, values):
+    """Counts the numbers of each row, up to a size that is the same for all."""
+    value, size, factors = values
+    off(_rows(value), [-1])
+    if isinstance(factors, Rows):
+        one_place([value, factors])
+    elif plain(factors).dims != (0,):
+        raise Mixes("has a constant with entries of its own for every place in the batch")
+    number = None if plain(size).value is None else size.value.item()
+    return rows(op.outputs[0], value.axis, value.stride, (None, number))
+
+
 @rule("MatrixBandPart", "MatrixInverse", "MatrixDeterminant", "Cholesky", "CholeskyGrad", "FFT",
       "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT", "RFFT2D", "IRFFT2D")  # fmt: skip
 def last_two(op, values):

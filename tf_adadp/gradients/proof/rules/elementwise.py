@@ -6,8 +6,8 @@ from tf_adadp.gradients.proof.values import Mixes, Rows, rows
 _OPERATIONS = (
     "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Angle", "ApproximateEqual", "Asin",
     "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e", "BitwiseAnd", "BitwiseOr",
-    "BitwiseXor", "Cast", "Ceil", "ClipByValue", "Complex", "ComplexAbs", "Conj", "Cos",
-    "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "EnsureShape", "Equal", "Erf",
+    "BitwiseXor", "Bucketize", "Cast", "Ceil", "ClipByValue", "Complex", "ComplexAbs", "Conj",
+    "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "EnsureShape", "Equal", "Erf",
     "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater",
     "GreaterEqual", "Identity", "Igamma", "Igammac", "Imag", "Inv", "Invert",
     "IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "LeftShift", "Less",

@@ -1,0 +1,106 @@
+"""Names what keeps a batch from being followed: the operation, the layer and the line of code."""
+
+import dataclasses
+import os
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.gradients.proof.values import Mixed
+from tf_adadp.utils.keras_compat import op_def_registry, original_operation
+
+_NO_RULE = "has no rule"
+_SITE = os.path.dirname(os.path.dirname(tf.__file__))
+_LIBRARIES = (
+    os.path.join(os.path.dirname(keras.__file__), ""),
+    *(os.path.join(_SITE, name, "") for name in ("tensorflow", "optree", "tree", "wrapt")),
+)
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
+_PACKAGE = os.path.join(os.path.abspath(__file__).rpartition("gradients")[0], "")
+# They stand in for operations, so that the code that called for one is further out.
+_REPLACING = ("indices.py", "grouped_volumes.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Tells where a batch could not be followed through a model, and why.
+
+    Attributes:
+        reason: what is done there, with the operation.
+        layer: the name of the layer or model, or None.
+        place: the same with its class and the line, for messages.
+        line: file and line of the user's code that asks for the operation, or "" where Keras does.
+        apart: whether examples are known to stay apart: only the form of a gradient is missing.
+        unknown: whether the operation has no rule, rather than one that says that examples meet.
+        by_keras: whether the operation is one of Keras's own code.
+    """
+
+    reason: str
+    layer: str | None = None
+    place: str = ""
+    line: str = ""
+    apart: bool = False
+    unknown: bool = False
+    by_keras: bool = False
+
+    @property
+    def is_announced(self) -> bool:
+        """Tells whether training says so: not where Keras alone uses operations without a rule."""
+        return not self.apart and not (self.unknown and self.by_keras)
+
+    def __str__(self) -> str:
+        return self.reason + self.place
+
+
+def of_operation(
+    op: tf.Operation, reason: str, layer: keras.Layer | None = None, **options: bool
+) -> Obstacle:
+    """Describes an operation as an obstacle; options are attributes of `Obstacle`."""
+    lines = [_users_line(part) for part in _with_originals(op)]
+    line, is_users = next((found for found in lines if found[1]), lines[0])
+    place = "" if layer is None else f" in the layer {layer.name!r} ({type(layer).__name__})"
+    return Obstacle(
+        reason,
+        None if layer is None else layer.name,
+        place + (f", {line}" if line else ""),
+        line if is_users else "",
+        by_keras=not is_users,
+        **options,
+    )
+
+
+def of_value(value: Mixed, layer: keras.Layer | None = None) -> Obstacle:
+    """Describes why a tensor is not one row per example."""
+    reason = f"the operation {value.op.type} {value.reason}"
+    return of_operation(value.op, reason, layer, unknown=value.reason == _NO_RULE)
+
+
+def of_effect(op: tf.Operation, layer: keras.Layer | None = None) -> Obstacle:
+    """Describes an operation that does more than to compute its outputs."""
+    attributes = {a.name for a in getattr(op_def_registry.get(op.type), "attr", ())}
+    if "seed2" in attributes or op.type.startswith("Rng"):
+        what = "draws random numbers that no seed generator of the model gives"
+        return of_operation(op, f"the operation {op.type} {what}", layer)
+    what = "loops, branches, raises, keeps state or calls Python"
+    return of_operation(op, f"the operation {op.type} {what}", layer, unknown=True)
+
+
+def _with_originals(op):
+    """An operation, and those of which it is the gradient."""
+    while op is not None:
+        yield op
+        op = original_operation(op)
+
+
+def _users_line(op):
+    """`(line of the user's code, whether it is inside of what is traced)`."""
+    inside = True
+    for frame in reversed(op.traceback):
+        name = frame.filename
+        if name.startswith(_PACKAGE):
+            inside &= name.endswith(_REPLACING)
+        elif name.startswith(_STANDARD) and "site-packages" not in name:
+            continue
+        elif not name.startswith(_LIBRARIES):
+            return f"{name}:{frame.lineno}", inside
+    return "", False

@@ -1,0 +1,115 @@
+"""What a model does for a batch that it does not do for its examples one by one.
+
+The proof that the gradient engine makes says it (`gradients.proof`); nothing is run.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from tf_adadp.gradients import ghost
+from tf_adadp.gradients.compiled_losses import loss_obstacles
+from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.proof.obstacles import Obstacle
+from tf_adadp.utils.keras_compat import CompileLoss, layers_of
+from tf_adadp.utils.problems import Problem
+
+_ALONE = "in private training every example is worked on alone, as a batch of one"
+_OTHER_AXES = (
+    "Work along other axes than the first; to normalise, use GroupNormalization or "
+    "LayerNormalization."
+)
+# By words of the reason; the first line that fits is said.
+_FIXES = (
+    (("no seed generator", "same for every batch"),
+     "Use keras.random with a keras.random.SeedGenerator that is an attribute of the layer."),
+    (("random",), "Draw for each example: let the shape begin with keras.ops.shape(x)[0]."),
+    (("add_loss",), "Add a mean or a sum over the batch, of one value per example."),
+    (("more than once", "every other one"), _OTHER_AXES),
+    (("number of examples", "size of the batch"), "Leave the batch size out of it."),
+    (("place in the batch",), "Give constants one entry, or none, along the first axis."),
+    (("traced for a batch",), "Let it work for batches of any size, keras.ops.shape(x)[0]."),
+    (("past Keras",), "Read the weight by its attribute of the layer."),
+    (("not depend on the examples",), "Let every output depend on the inputs."),
+    (("loop", "While", "StatelessIf", "Case"),
+     "Write the steps out in Python, with keras.ops.where for branches; or expect it to be mapped "
+     "over the examples, which is slower."),
+    (("has no rule", "gradient of its own"),
+     "Use keras.ops that work along other axes than the first, or expect it to be mapped over the "
+     "examples, which is slower."),
+    (("shape", "rank", "is cut", "examples along axis", "are not known"),
+     "Keep the first axis for the examples; give other sizes and places as constants."),
+)  # fmt: skip
+
+
+def mixing_problems(model: keras.Model, obstacles: Iterable[Obstacle]) -> Iterator[Problem]:
+    """Yields a `Problem` for each obstacle but those where examples are known to stay apart."""
+    for obstacle in obstacles:
+        if obstacle.apart:
+            continue
+        yield _unproven(_where(model, obstacle.layer), obstacle, _fix(obstacle.reason))
+
+
+def dropped_problems(model: keras.Model, dropped: Iterable[str]) -> Iterator[Problem]:
+    """Yields a `Problem` for each variable, by its path, that a model writes in training."""
+    for path in dropped:
+        owners = [y for y in layers_of(model) if any(v.path == path for v in y.variables)]
+        yield Problem(
+            _where(model, min(owners, key=lambda layer: len(layer.variables)).name),
+            f"writes the variable {path!r} in training: a private step drops that, so the variable "
+            "keeps its value",
+            "Set it from public data before training, or do without it.",
+            "warning",
+        )
+
+
+def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem]:
+    """Yields a `Problem` for each of `loss_obstacles`."""
+    for name, obstacle in obstacles:
+        fix = "Let the loss of an example depend on its own labels and predictions."
+        yield _unproven(f"The loss {name!r}", obstacle, fix)
+
+
+def warn_of_mixing(
+    model: keras.Model, plan: ghost.GradientPlan, loss: CompileLoss | None, spec: Any, y_pred: Any
+) -> None:
+    """Warns, before training, where a model learns something else than without privacy.
+
+    Args:
+        model: a built `keras.Model`.
+        plan: that of its engine.
+        loss: a built Keras `CompileLoss`, or None.
+        spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
+        y_pred: the model's output as KerasTensors.
+    """
+    obstacles, losses = plan.obstacles, []
+    try:
+        if obstacles is None:  # the engine was asked for
+            obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
+        if loss is not None:
+            losses = loss_obstacles(loss, spec[1], y_pred)
+    except Exception:  # whatever code of the user's raises on a batch; single examples may go well
+        obstacles = obstacles or ()
+    for problem in (
+        *dropped_problems(model, plan.dropped),
+        *mixing_problems(model, (o for o in obstacles if o.is_announced)),
+        *loss_problems(pair for pair in losses if pair[1].is_announced),
+    ):
+        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=5)
+
+
+def _where(model, layer):
+    return f"The model {model.name!r}" if layer in (None, model.name) else f"Layer {layer!r}"
+
+
+def _unproven(where, obstacle, fix):
+    line = f", {obstacle.line}" if obstacle.line else ""
+    what = f"is not proven to keep examples apart: {obstacle.reason}{line}; {_ALONE}"
+    return Problem(where, what, fix, "warning")
+
+
+def _fix(reason):
+    """The way out, as the reason allows."""
+    return next((fix for words, fix in _FIXES if any(w in reason for w in words)), _OTHER_AXES)
