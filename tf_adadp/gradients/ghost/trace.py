@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients import forms
+from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.ghost import chains, penalties, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
@@ -351,7 +352,7 @@ class Trace:
     def _watched(self, graph) -> Iterator[None]:
         """Notes which layer makes which operations, and maps the layers that are to be alone."""
         eagerly = tf.config.functions_run_eagerly()
-        with PATCHING, contextlib.ExitStack() as stack:
+        with PATCHING, rows_together(), contextlib.ExitStack() as stack:
             for layer in layers_of(self.example_loss.model):
                 stack.enter_context(replaced(layer, call=self._standing_in(layer, graph)))
             # So that functions of functions are part of this graph.
