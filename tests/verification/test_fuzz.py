@@ -3,7 +3,10 @@
 import re
 
 import dp_accounting
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_adadp import clipping
 from tf_adadp.charging.charges import Charges
@@ -12,6 +15,7 @@ from tf_adadp.training import session
 from verification import fuzz
 from verification.fuzzing import check
 from verification.fuzzing.cases import draw_case
+from verification.fuzzing.operations import Operations, RandomFunction
 
 SIMPLEST = {
     "seed": 0,
@@ -79,6 +83,46 @@ def test_a_case_is_the_same_whenever_it_is_drawn():
     assert draw_case(0, 5) == draw_case(0, 5)
     drawn = [draw_case(0, 5), draw_case(0, 6), draw_case(1, 5)]
     assert len({fuzz.digest(case) for case in drawn}) == 3
+
+
+def _with_operations(number, **changes):
+    model = {**SIMPLEST["model"], "trunk": [["operations", number], ["dense", 3]]}
+    return {**SIMPLEST, "model": model, **changes}
+
+
+def test_some_cases_have_operations_between_their_layers():
+    drawn = [str(draw_case(0, index)["model"]) for index in range(40)]
+    assert 1 <= sum("operations" in model for model in drawn) <= 12
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vectorized"])
+@pytest.mark.parametrize("number", range(6))
+def test_operations_between_layers_are_trained_soundly(number, engine):
+    result = check.run(_with_operations(number, engine=engine), 2)
+    assert result["outcome"] in ("trained", "refused"), result
+    assert result["outcome"] == "trained" or engine == "ghost", result
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_drawn_operations_are_the_same_at_every_call(number):
+    x = tf.random.stateless_normal([3, 4, 3], [1, 2])
+    weight, key = tf.random.stateless_normal([4, 3], [3, 4]), tf.constant([5, 6])
+    function = RandomFunction(number, (4, 3), (4, 3))
+    again = RandomFunction(number, (4, 3), (4, 3))
+    run = tf.function(function, autograph=False).get_concrete_function(
+        tf.TensorSpec([None, 4, 3]), weight, key
+    )
+    found = run(x, weight, key)
+    assert found.shape == (3, function.size)
+    np.testing.assert_array_equal(found[:1].shape, again(x[:1], weight, key).shape)
+    np.testing.assert_allclose(run(x[:1], weight, key), again(x[:1], weight, key), 1e-4, 1e-6)
+
+
+def test_operations_keep_the_shape_of_a_batch():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, Operations(1, 5)(x))
+    assert model.output_shape == (None, None, 3)
+    assert model(tf.ones([2, 5, 3])).shape == (2, 5, 3)
 
 
 def _noise_for_half(monkeypatch):

@@ -25,7 +25,9 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import gen_array_ops, gen_nn_ops, math_grad  # patched by gradients
+
+# Patched by gradients.
+from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops, math_grad, nn_ops
 
 __all__ = [
     "INHERITED",
@@ -35,6 +37,7 @@ __all__ = [
     "Functional",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
+    "array_ops",
     "build_symbolically",
     "call_arguments",
     "compile_loss_of",
@@ -60,6 +63,7 @@ __all__ = [
     "metric_direction",
     "metric_function",
     "metric_values",
+    "nn_ops",
     "op_def_registry",
     "original_operation",
     "own_layers",

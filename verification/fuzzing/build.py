@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
+from verification.fuzzing.operations import Operations
 
 L = keras.layers
 CLASSES = 3
@@ -258,7 +259,10 @@ def _branch(branch):
 
 
 def _chain(layers, make):
-    return [make(name, width) for name, width in layers]
+    return [
+        Operations(number, _FEATURES["sequence"][0]) if name == "operations" else make(name, number)
+        for name, number in layers
+    ]
 
 
 def _through(chain, tensor):

@@ -78,6 +78,7 @@ TROUBLES = (
     "epochs_zero", "steps_zero", "all_frozen", "frozen_later", "early_stopping", "shuffle_false",
     "dataset", "generator", "strategy", "validation_split_one", "gamma_negative",
 )  # fmt: skip
+_OPERATIONS_IN = 8  # one of so many cases has raw operations between its layers
 
 
 def _layers(names, most):
@@ -177,4 +178,15 @@ def draw_case(seed, index):
     collect()
     # Large integers are not for hypothesis to draw: it tries those that it finds in whatever
     # modules happen to be imported.
-    return {"seed": zlib.crc32(f"{seed} {index}".encode()), **found[-1]}
+    number = zlib.crc32(f"{seed} {index}".encode())
+    case = {"seed": number, **found[-1]}
+    if number % _OPERATIONS_IN == 0:
+        _add_operations(case["model"], number // _OPERATIONS_IN)
+    return case
+
+
+def _add_operations(model, number):
+    """Puts drawn operations into one of a model's chains of layers."""
+    chains = [model["trunk"], *(branch["layers"] for branch in model["branches"])]
+    chain = chains[number % len(chains)]
+    chain.insert(number % (len(chain) + 1), ["operations", number])

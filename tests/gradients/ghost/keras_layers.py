@@ -43,7 +43,10 @@ WAYS = {  # where a class cannot be made without arguments, or has more than one
     "Conv3D": [lambda: L.Conv3D(2, 2), lambda: L.Conv3D(2, 2, groups=2)],
     "Dense": [lambda: L.Dense(2), lambda: L.Dense(2, activation="softmax")],
     "DepthwiseConv1D": [lambda: L.DepthwiseConv1D(2)],
-    "DepthwiseConv2D": [lambda: L.DepthwiseConv2D(2)],
+    "DepthwiseConv2D": [
+        lambda: L.DepthwiseConv2D(2),
+        lambda: L.DepthwiseConv2D(2, dilation_rate=2),
+    ],
     "Discretization": [
         lambda: L.Discretization([-1.0, 0.0, 1.0]),
         lambda: L.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot"),

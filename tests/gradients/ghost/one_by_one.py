@@ -10,6 +10,9 @@ from tf_adadp.gradients.example_loss import ExampleLoss
 
 L = keras.layers
 ROWS, TOLERANCE = 3, 1e-4
+# Keras adds a bias, and multiplies by a kernel, by one or the other operation. Which one depends on
+# its version and on ranks.
+ONE_NAME = {"AddV2": "BiasAdd", "BatchMatMulV2": "MatMul"}
 
 
 def inputs(shape, vocabulary=None):
@@ -74,8 +77,12 @@ def per_example_gradients(model, x):
 
 
 def operations_of(trace):
-    """The operations in which weights meet examples, but for the layer in front (`around`)."""
-    return sorted(part.operation for part in trace.parts if part.layer.name != "front")
+    """The operations in which weights meet examples, but for the layer in front (`around`).
+
+    Additions are called BiasAdd and products MatMul (`ONE_NAME`).
+    """
+    found = [part.operation for part in trace.parts if part.layer.name != "front"]
+    return sorted(ONE_NAME.get(name, name) for name in found)
 
 
 def check(model, x, operations=None):

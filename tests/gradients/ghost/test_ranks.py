@@ -26,6 +26,7 @@ from tests.gradients.ghost.keras_layers import (
 )
 from tests.gradients.ghost.one_by_one import per_example_gradients, traced
 from tests.helpers import private_model
+from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.ghost import CannotFollow
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
@@ -86,7 +87,7 @@ def follow(layer, name, x):
         tf.config.run_functions_eagerly(True)
         try:
             scope = keras.StatelessScope(state_mapping=mapping)
-            with no_index_stops(), split_groups(), scope:
+            with no_index_stops(), split_groups(), rows_together(), scope:
                 outputs = layer(*arguments(name, x), training=True)
         finally:
             tf.config.run_functions_eagerly(eagerly)
@@ -184,7 +185,6 @@ HARMLESS = [
 # Ways to make them in which that is not so, or not known: (class, number in `ways`).
 NOT_FOLLOWED = {
     ("BatchNormalization", 0): "the operation Mean works along the axis of the examples",
-    ("Conv1D", 1): "the operation SpaceToBatchND has no rule",
     ("Dropout", 1): "the operation StatelessRandomUniformV2 draws random numbers once",
     ("Rescaling", 2): "the model's output has the examples along axis 1",
 }

@@ -130,6 +130,14 @@ REFUSED = {
         lambda k, x: tf.reshape(tf.reshape(tf.transpose(x), [-1]), [-1, 3]), 3, "Reshape"),
     "space to batch": (lambda k, x: tf.space_to_batch_nd(x, [2], [[0, 0]])[..., 0], (4, 3),
                        "SpaceToBatchND"),
+    "mixed between space and batch": (
+        lambda k, x: tf.nn.with_space_to_batch(
+            x, [2, 2], "VALID", lambda z, *_: z - tf.reduce_mean(z, 0)), (4, 4, 3), "Mean"),
+    "images as TensorFlow orders them": (
+        lambda k, x: tf.nn.with_space_to_batch(
+            x, [2, 2], "VALID", lambda z, *_: tf.reshape(
+                tf.reshape(z, [4, -1, 2, 2, 3]) * k.w[0], [-1, 2, 2, 3])), (4, 4, 3), "Reshape",
+        (4, 1, 1, 1, 1)),
     "constant of a batch": (lambda k, x: x + tf.ones([ROWS, 3]), 3, "every place"),
     "position": (_position, 3, "Range"),
     "size": (lambda k, x: x * _floating(_size(x)), 3, "number of examples"),
@@ -215,6 +223,14 @@ FOLLOWED = {
         tf.gather(k.w[0], tf.cast(tf.abs(3 * x), tf.int32)), -1), 3, (9, 2, 2)),
     "normalised filters": (lambda k, x: tf.nn.conv2d(
         x, k.w[0] / tf.norm(k.w[0]), 1, "SAME", dilations=2), (4, 4, 3), (2, 2, 3, 2)),
+    "between space and batch": (lambda k, x: tf.nn.with_space_to_batch(
+        x, [2, 2], "VALID", lambda z, *_: tf.tanh(tf.reshape(
+            tf.reshape(z, [-1, 4, 2, 2, 3]) * k.w[0], [-1, 2, 2, 3])) + k.w[1]),
+        (4, 4, 3), (4, 1, 1, 1), (2, 1, 3)),
+    "dilated pooling": (lambda k, x: tf.nn.pool(
+        x * k.w[0], [2, 2], "MAX", dilations=[2, 2]), (4, 4, 3), (3,)),
+    "dilated by TensorFlow": (lambda k, x: tf.nn.atrous_conv2d(
+        x, k.w[0] / tf.norm(k.w[0]), 2, "SAME"), (5, 4, 3), (2, 3, 3, 2)),
     "filters in groups": (lambda k, x: tf.nn.conv2d(x, k.w[0], 1, "SAME"), (4, 4, 4),
                           (3, 3, 2, 6)),
     "images of an example": (lambda k, x: tf.reshape(tf.nn.conv2d(tf.reshape(

@@ -66,6 +66,22 @@ def test_low_rank_adapters(layer):
     compare(model, x, numbers(2, seed=1))
 
 
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ((9, 2), lambda: L.Conv1D(3, 3, dilation_rate=2, padding="same")),
+        ((7, 8, 2), lambda: L.Conv2D(3, 2, dilation_rate=(2, 3))),
+        ((5, 6, 4), lambda: L.Conv2D(4, 2, dilation_rate=2, groups=2)),
+        ((4, 5, 6, 2), lambda: L.Conv3D(3, 2, dilation_rate=(1, 2, 3), padding="same")),
+        ((6, 7, 2), lambda: L.DepthwiseConv2D(2, dilation_rate=2, depth_multiplier=2)),
+        ((6, 7, 2), lambda: L.SeparableConv2D(3, 2, dilation_rate=2, padding="same")),
+    ],
+)
+def test_dilated_layers(shape, layer):
+    model, x, y = _sequential(shape, layer(), L.Activation("tanh"), layer(), L.Flatten())
+    compare(model, x, y)
+
+
 def test_tied_embeddings():
     embedding = L.Embedding(9, 4)
     inputs = keras.Input((5,), dtype="int32")

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.gradients.proof.experiments import follow, influence, specs, usual
-from tests.gradients.proof.random_graphs import SHAPES, grow
+from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.proof import Mixed, Rows
+from verification.fuzzing.graphs import SHAPES, grow
 
 BATCHES = (1, 2, 3, 5)
 
@@ -18,7 +19,8 @@ def _draw(seed, wanted=None):
     drawn = []
 
     def function(key, *inputs):
-        drawn[:] = [grow(np.random.default_rng(seed), key, *inputs)]
+        with rows_together():
+            drawn[:] = [grow(np.random.default_rng(seed), key, *inputs)]
         pool = drawn[0].pool
         return pool if wanted is None else [pool[i] for i in wanted]
 

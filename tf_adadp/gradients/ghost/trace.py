@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients import forms
+from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.ghost import chains, penalties, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
@@ -383,7 +384,7 @@ class Trace:
     @contextlib.contextmanager
     def _watched(self, graph) -> Iterator[None]:
         """Notes which layer makes which operations, and maps the layers that are to be alone."""
-        with PATCHING, functions_inlined(), contextlib.ExitStack() as stack:
+        with PATCHING, functions_inlined(), rows_together(), contextlib.ExitStack() as stack:
             for layer in layers_of(self.example_loss.model):
                 stack.enter_context(replaced(layer, call=self._standing_in(layer, graph)))
             yield

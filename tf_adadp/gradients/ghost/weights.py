@@ -169,7 +169,7 @@ def _convolution(use, place):
     unfolded = windows.unfold(window, x)
     groups = x.shape[-1] // shape[-2]
     if groups > 1:
-        return _summed(use, Rows(windows.grouped(unfolded, d, groups)))
+        return Rows(windows.grouped(unfolded, d, groups, use.output.stride))
     return _products_of_windows(use, unfolded, d, shape)
 
 
@@ -177,7 +177,7 @@ def _convolution(use, place):
 def _depthwise_convolution(use, place):
     x, d, shape = _images_of(use, place, 0)
     x, window = _window(use.op, x, shape[:2])
-    return _summed(use, Rows(windows.depthwise(windows.unfold(window, x), d, shape)))
+    return Rows(windows.depthwise(windows.unfold(window, x), d, shape, use.output.stride))
 
 
 @_form("Conv2DBackpropInput", "Conv3DBackpropInputV2")
@@ -229,15 +229,6 @@ def _channels_last(op, values):
     rank, lead = values.shape.rank, values.shape.rank - len(op.get_attr("strides"))
     order = [*range(lead + 1), *range(lead + 2, rank), lead + 1]
     return tf.transpose(values, order)
-
-
-def _summed(use, rows):
-    """Adds up what belongs to one example."""
-    if use.output.stride == 1:
-        return rows
-    values = rows.materialize()
-    grouped = tf.reshape(values, [-1, use.output.stride, *values.shape[1:]])
-    return Rows(tf.reduce_sum(grouped, axis=1))
 
 
 @_form("AddV2", "Add", "AddN")

@@ -79,21 +79,22 @@ def joined(windows):
     return with_shape(flat, [None, *head, count])
 
 
-def _flat_positions(windows, outputs):
-    """[B, T, window entries, c] and [B, T, o], float32."""
+def _flat_positions(windows, outputs, stride):
+    """[B, T, window entries, c] and [B, T, o], float32: T positions in all images of an example."""
     space = (windows.shape.rank - 2) // 2
     size = math.prod(windows.shape[1 + space : -1])
-    batch, channels = tf.shape(outputs)[0], windows.shape[-1]
+    batch, channels = tf.shape(outputs)[0] // stride, windows.shape[-1]
     length = windows.shape[1 : 1 + space].num_elements()
     length = tf.reduce_prod(tf.shape(windows)[1 : 1 + space]) if length is None else length
+    length *= stride
     windows = tf.reshape(tf.cast(windows, tf.float32), [batch, length, size, channels])
     return windows, tf.reshape(outputs, [batch, length, outputs.shape[-1]])
 
 
-def grouped(windows, outputs, groups):
-    """dW [B, *kernel_size, c/groups, o] of a grouped convolution."""
+def grouped(windows, outputs, groups, stride):
+    """dW [B, *kernel_size, c/groups, o] of a grouped convolution of `stride` images an example."""
     size = windows.shape[(windows.shape.rank - 2) // 2 + 1 : -1]
-    windows, outputs = _flat_positions(windows, outputs)
+    windows, outputs = _flat_positions(windows, outputs, stride)
     batch, length = tf.shape(windows)[0], tf.shape(windows)[1]
     channels, filters = windows.shape[-1] // groups, outputs.shape[-1] // groups
     windows = tf.reshape(windows, [batch, length, windows.shape[2], groups, channels])
@@ -102,9 +103,9 @@ def grouped(windows, outputs, groups):
     return tf.reshape(kernel, [batch, *size, channels, groups * filters])
 
 
-def depthwise(windows, outputs, shape):
-    """dW [B, *kernel_size, c, multiplier] of a depthwise convolution."""
-    windows, outputs = _flat_positions(windows, outputs)
+def depthwise(windows, outputs, shape, stride):
+    """dW [B, *kernel_size, c, multiplier] of a depthwise convolution, likewise."""
+    windows, outputs = _flat_positions(windows, outputs, stride)
     batch, length = tf.shape(windows)[0], tf.shape(windows)[1]
     outputs = tf.reshape(outputs, [batch, length, shape[-2], shape[-1]])
     kernel = tf.einsum("btkc,btcm->bkcm", windows, outputs)

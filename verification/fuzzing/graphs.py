@@ -1,13 +1,17 @@
 """Random graphs of a batch: chains of operations with drawn attributes, axes and operands.
 
-What an operation is drawn with may mix examples, or not fit: a graph is for the question whether
-what the Follower calls rows are rows.
+What an operation is drawn with may mix examples, or not fit. The graphs are for two questions:
+whether what the package calls rows are rows, and whether a model of such operations trains soundly
+(`operations.py`).
 """
 
 import dataclasses
 
+import keras
 import numpy as np
 import tensorflow as tf
+
+from tf_adadp.gradients.dilation import batch_to_space, space_to_batch
 
 SHAPES = ((4,), (2, 3))  # of two inputs, per example
 LARGEST = 2000  # entries per example
@@ -63,6 +67,19 @@ class Drawing:
         usual = 1 if dim is None else dim
         return int(self.one_of([usual] * 8 + [1, 2, 3]))
 
+    def extend(self):
+        """Draws an operation, and adds its outputs to the pool; tells whether it fits."""
+        operation = self.one_of(_OPERATIONS)
+        try:
+            found = operation(self, self.tensor())
+        except FITS:
+            return False
+        for tensor in found if isinstance(found, (list, tuple)) else [found]:
+            entries = [n or 1 for n in tensor.shape.as_list()] if tensor.shape.rank else []
+            if np.prod(entries, dtype=int) <= LARGEST and tensor.shape.rank is not None:
+                self.pool.append(tf.cast(tensor, tf.float32))
+        return True
+
 
 def grow(generator: np.random.Generator, key: tf.Tensor, *inputs: tf.Tensor) -> Drawing:
     """Draws 3 to 8 operations that fit, with the gradients of one of them."""
@@ -71,15 +88,7 @@ def grow(generator: np.random.Generator, key: tf.Tensor, *inputs: tf.Tensor) -> 
     for _ in range(60):
         if len(drawing.pool) >= wanted:
             break
-        operation = drawing.one_of(_OPERATIONS)
-        try:
-            found = operation(drawing, drawing.tensor())
-        except FITS:
-            continue
-        for tensor in found if isinstance(found, (list, tuple)) else [found]:
-            entries = [n or 1 for n in tensor.shape.as_list()] if tensor.shape.rank else []
-            if np.prod(entries, dtype=int) <= LARGEST and tensor.shape.rank is not None:
-                drawing.pool.append(tf.cast(tensor, tf.float32))
+        drawing.extend()
     tensor = drawing.tensor()
     try:
         back = tf.gradients(tensor, list(inputs), tf.tanh(tensor))
@@ -262,6 +271,10 @@ def _images(d, x):
         lambda: tf.image.resize(x, [3, 3]),
         lambda: tf.nn.space_to_depth(x, 2),
         lambda: tf.space_to_batch_nd(x, [2], [[0, 0]]),
+        lambda: space_to_batch(x, [2, 1], [[0, 0], [0, 1]]),
+        lambda: batch_to_space(x, [1, 2], [[0, 0], [0, 1]]),
+        lambda: tf.nn.convolution(x, d.constant(2, 2, channels, 2), 1, "SAME", dilations=2),
+        lambda: tf.nn.pool(x, [2, 2], "MAX", dilations=[2, 1]),
         lambda: tf.nn.local_response_normalization(x),
         lambda: tf.image.extract_patches(x, [1, 2, 2, 1], [1] * 4, [1] * 4, "SAME"),
         lambda: tf.compat.v1.nn.fused_batch_norm(
@@ -291,9 +304,33 @@ def _matrices(d, x):
     ])()  # fmt: skip
 
 
+def _keras(d, x):
+    axis, ops = d.axis(x), keras.ops
+    return d.one_of([
+        lambda: ops.take(x, [0, -1], axis),
+        lambda: ops.take_along_axis(x, ops.argsort(x, axis), axis),
+        lambda: ops.moveaxis(x, axis, d.axis(x)),
+        lambda: ops.swapaxes(x, axis, d.axis(x)),
+        lambda: ops.normalize(x, axis),
+        lambda: ops.logsumexp(x, axis, keepdims=d.chance(0.5)),
+        lambda: ops.average(x, axis),
+        lambda: ops.var(x, axis),
+        lambda: ops.diff(x, axis=axis),
+        lambda: ops.repeat(x, 2, axis),
+        lambda: ops.concatenate([x, d.tensor()], axis),
+        lambda: ops.tensordot(x, d.tensor(), 1),
+        lambda: ops.outer(x, d.tensor()),
+        lambda: ops.tril(x),
+        lambda: ops.add(x, d.constant(d.size(x.shape[-1]))),
+        lambda: ops.reshape(x, (-1, *x.shape[2:])),
+        lambda: ops.split(x, 2, axis),
+        lambda: ops.where(x > 0, x, d.tensor()),
+    ])()  # fmt: skip
+
+
 _OPERATIONS = [
     _unary, _binary, _binary, _with_constant, _with_constant, _with_size, _bounded_by_size,
     _with_coin, _where, _reduce, _reduce, _along, _along, _transpose, _transpose, _axes, _axes,
     _reshape, _reshape, _reshape, _slice, _slice, _slice, _look_up, _look_up, _product, _product,
-    _einsum, _einsum, _repeat, _repeat, _images, _backwards, _matrices,
+    _einsum, _einsum, _repeat, _repeat, _images, _backwards, _matrices, _keras, _keras,
 ]  # fmt: skip
