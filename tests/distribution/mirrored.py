@@ -63,6 +63,7 @@ def one_device_and_four_take_the_same_steps():
     ):
         alone, expected = run(ALONE, optimizer)
         split, found = run(STRATEGY, optimizer)
+        assert split.gradient_plan().engine == alone.gradient_plan().engine == "ghost"
         assert_alike_on_all(split)
         np.testing.assert_allclose(weights(split), weights(alone), rtol=1e-4, atol=1e-6)
         for name, values in expected.items():

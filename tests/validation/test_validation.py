@@ -121,8 +121,11 @@ def test_a_normalization_that_saw_no_data_is_public():
     """As in models of keras.applications, which hold one."""
     norm = L.Normalization(name="norm")
     model = plain_model(norm, L.Dense(3))
-    dp.DPModel(model)
-    norm.adapt(data()[0])
+    private = dp.DPModel(model)
+    private.compile(dp.DPSGD(noise_multiplier=1.0), "mse", log_raw_metrics=False)
+    x, _ = data()
+    private.fit(x, x[:, :3], 10, steps_per_epoch=1, verbose=0)  # also seen while it is traced
+    norm.adapt(x)
     with pytest.raises(ValueError, match="'norm' is a Normalization without given mean"):
         dp.DPModel(model)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_adadp.utils.keras_compat import has_given_vocabulary, layers_of, seed_generators
 from tf_adadp.utils.problems import Problem, raise_first

@@ -1,9 +1,21 @@
-"""What the forms share: weights, scales, and margins for the rounding of products."""
+"""What the forms share: shapes, weights, scales, and margins for the rounding of products."""
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales
-from tf_adadp.utils.shapes import with_shape
+
+
+def with_shape(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
+    """Returns a tensor whose static shape says at least this; see `tf.ensure_shape`.
+
+    Adds no operation where it does so already: a graph of thousands takes long to prepare.
+    """
+    known = tensor.shape
+    if known.rank is not None and known.merge_with(shape).as_list() == known.as_list():
+        return tensor
+    return tf.ensure_shape(tensor, shape)
 
 
 def scaled_rows(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -5,8 +5,8 @@ from typing import Self
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients
+from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.forms.layout import MatrixLayout
-from tf_adadp.utils.shapes import with_shape
 
 
 class Factored(RowGradients):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tf_adadp.utils.shapes import with_shape
+from tf_adadp.gradients.forms.common import with_shape
 
 
 class MatrixLayout:

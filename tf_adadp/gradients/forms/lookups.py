@@ -12,7 +12,6 @@ from tf_adadp.clipping.row_gradients import (
     sum_of_squares,
 )
 from tf_adadp.gradients.forms import common
-from tf_adadp.utils.shapes import with_shape
 
 
 class Lookups(RowGradients):
@@ -36,7 +35,7 @@ class Lookups(RowGradients):
         valid = (indices >= 0) & (indices < shape[0])
         # An index out of range would land in another example's part of `materialize`.
         self._indices = tf.cast(tf.where(valid, indices, 0), tf.int32)
-        outputs = with_shape(tf.cast(outputs, tf.float32), [None, None, shape[1]])
+        outputs = common.with_shape(tf.cast(outputs, tf.float32), [None, None, shape[1]])
         self._d = tf.where(valid[:, :, None], outputs, 0.0)
 
     @property

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import Rows
+from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapped import traced_map
@@ -13,7 +14,6 @@ from tf_adadp.gradients.proof.follow import Follower
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
 from tf_adadp.utils.keras_compat import layers_of, seed_generators
-from tf_adadp.utils.shapes import with_shape
 
 ATTENTION = tuple(
     getattr(keras.layers, name)

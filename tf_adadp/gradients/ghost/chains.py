@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients.forms import Factored, Lookups, MatrixLayout
+from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.ghost.weights import NoForm, has_own_gradient, summed_to
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.proof import sizes
 from tf_adadp.gradients.proof.follow import Follower
-from tf_adadp.utils.shapes import with_shape
 
 _PASSES_ON = ("Identity", "EnsureShape", "PreventGradient")
 _RESHAPES = ("Reshape", "ExpandDims", "Squeeze")

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
+from tf_adadp.distribution import replicas
 from tf_adadp.gradients import forms
 from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_loss import ExampleLoss
@@ -359,8 +360,11 @@ class Trace:
 
     def _check_reads(self, graph):
         """Refuses trainable variables that are read past Keras: their gradient would be lost."""
-        handles = {id(getattr(v.value, "handle", None)) for v in
-                   self.example_loss.trainable_variables}  # fmt: skip
+        handles = {
+            id(getattr(held, "handle", None))
+            for v in self.example_loss.trainable_variables
+            for held in replicas.copies(v.value)
+        }
         for outer, _ in graph.captures:
             if id(outer) in handles:
                 reason = "a trainable weight is read past Keras (`_value`)"

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients.forms import Lookups, MatrixLayout, products
+from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.ghost import windows
 from tf_adadp.gradients.proof.rules.products import labels_of
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
-from tf_adadp.utils.shapes import with_shape
 
 _FORMS: dict[str, Callable] = {}
 

@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from tf_adadp.utils.shapes import with_shape
+from tf_adadp.gradients.forms.common import with_shape
 
 # How a CPU unfolds images fastest, measured beside `tf.image.extract_patches`: by a convolution
 # with the identity where windows are small (0.7 ns an entry against 1.1 to 4.9), by slices where

@@ -18,7 +18,7 @@ _LIBRARIES = (
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _PACKAGE = os.path.join(os.path.abspath(__file__).rpartition("gradients")[0], "")
 # They stand in for operations, so that the code that called for one is further out.
-_REPLACING = ("indices.py", "grouped_volumes.py")
+_REPLACING = ("dilation.py", "grouped_volumes.py", "indices.py")
 
 
 @dataclasses.dataclass(frozen=True)
