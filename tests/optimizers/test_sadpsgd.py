@@ -352,7 +352,8 @@ def test_the_sensitivity_of_the_sum_of_changes(mixing):
         energy = optimizer._energy()
         change = energy.clipped_change
         if batched:
-            energy._one_by_one, change = False, energy._clipped_change
+            energy._one_by_one, energy._trace = False, None
+            change = energy._clipped_change
         return [float(change(old, new, tf.constant(c))) for c in (clip, 1e30)]
 
     base, unclipped = sums((x, y))

@@ -144,6 +144,10 @@ class ClippingSet(abc.ABC):
         weights = tf.where(finite, cleaned_mask(mask), 0.0)
         return ClippedSums([weighted_sum(weights) for weighted_sum in sums], self)
 
+    def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+        """Returns what `clipped_sum` is for no rows, of variables of these shapes."""
+        return [tf.zeros(shape) for shape in shapes]
+
 
 class ScaledRows(ClippingSet):
     """A set that clips by a divisor: row ↦ (row − a) / divisor, the divisor from the row's norms.

@@ -126,7 +126,7 @@ class VectorizedEngine:
             body,
             (
                 tf.constant(0),
-                [tf.zeros(v.shape) for v in trainable],
+                clipping_set.zero_sums([v.shape for v in trainable]),
                 summing.initial_carry(trainable),
                 tf.zeros([]),
             ),

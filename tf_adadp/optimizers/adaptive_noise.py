@@ -282,3 +282,6 @@ class _WithRawSum(sets.ClippingSet):
         finite = [tf.where(tf.math.is_finite(g), g, 0.0) for g in rows]
         raw = [tf.tensordot(mask, g, [[0], [0]]) for g in finite]
         return sets.ClippedSums([*self._clipping_set.clipped_sum(grads, mask), *raw], self)
+
+    def zero_sums(self, shapes):
+        return [*super().zero_sums(shapes), *super().zero_sums(shapes)]

@@ -21,9 +21,7 @@ def add(parts: Sequence[RowGradients]) -> RowGradients:
         if all(p.layout in (layout, layout.swapped) for p in parts):
             # Of a matrix and its transpose, a and d change places.
             pairs = [p.factors if p.layout == layout else p.factors[::-1] for p in parts]
-            a, d = (
-                tf.concat([_sequence(t) for t in side], axis=1) for side in zip(*pairs, strict=True)
-            )
+            a, d = (_end_to_end(side) for side in zip(*pairs, strict=True))
             return SequenceProducts(a, d, layout)
     if all(isinstance(p, Lookups) for p in parts):
         indices = tf.concat([p._indices for p in parts], axis=1)
@@ -52,5 +50,8 @@ def products(
     return SequenceProducts(inputs, outputs, layout)
 
 
-def _sequence(values):
-    return values[:, None, :] if values.shape.rank == 2 else values
+def _end_to_end(factors):
+    """Joins factors [B, n] or [B, T, n] to sequences."""
+    if all(f.shape.rank == 2 for f in factors):
+        return tf.stack(factors, axis=1)
+    return tf.concat([tf.expand_dims(f, 1) if f.shape.rank == 2 else f for f in factors], axis=1)

@@ -18,6 +18,12 @@ def with_shape(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
     return tf.ensure_shape(tensor, shape)
 
 
+def rows_of(tensor: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
+    """Reshapes to [B, *dims]; adds no operation where it has that shape."""
+    known = tensor.shape.rank is not None and tensor.shape.as_list() == [None, *dims]
+    return tensor if known else tf.reshape(tensor, [-1, *dims])
+
+
 def scaled_rows(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Divides rows by their largest entry; returns both."""
     # In [2⁻¹²⁶, 2¹²⁶], so that no reciprocal is 0.

@@ -115,7 +115,7 @@ class GhostEngine:
             body,
             # The first chunk in the loop as well: outside, its graph would be there, and be
             # prepared, twice.
-            (tf.constant(0), [tf.zeros(v.shape) for v in trainable], tf.zeros([])),
+            (tf.constant(0), clipping_set.zero_sums([v.shape for v in trainable]), tf.zeros([])),
             parallel_iterations=1,
         )
         return replicas.all_reduced((sums, total_loss))

@@ -208,16 +208,9 @@ class Trace:
         for tensor, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
             if mask is not None:
                 set_keras_mask(tensor, mask)
-        found = [[] for _ in self._numbers]
-        for part, names in zip(self.parts, tensors, strict=True):
-            rows = copy.copy(part.rows)
-            vars(rows).update(names)
-            found[part.number].append(rows)
-        batch_size = tf.shape(losses)[0]
-        gradients = [
-            forms.add(rows) if rows else Rows(tf.zeros([batch_size, *v.shape]))
-            for rows, v in zip(found, self.example_loss.trainable_variables, strict=True)
-        ]
+        gradients = [copy.copy(rows) for rows in self._gradients]
+        for rows, found in zip(gradients, tensors, strict=True):
+            vars(rows).update(found)
         return losses, y_pred, gradients
 
     def _traced(self, trainable, non_trainable, x, y, sample_weight, seeds):
@@ -261,12 +254,20 @@ class Trace:
         losses = tf.add_n([losses, *added])
         uses = [op for op in follower.uses if not _only_passes_on(op)]
         self._find_parts(graph, ys, upstream, uses, trainable)
+        self._gradients = [
+            self._sum_of_parts(number, variable, batch_size)
+            for number, variable in enumerate(self.example_loss.trainable_variables)
+        ]
         tensors = [
-            {name: t for name, t in vars(part.rows).items() if tf.is_tensor(t)}
-            for part in self.parts
+            {name: t for name, t in vars(rows).items() if tf.is_tensor(t)}
+            for rows in self._gradients
         ]
         masks = [get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
         return losses, y_pred, masks, tensors
+
+    def _sum_of_parts(self, number, variable, batch_size):
+        parts = [part.rows for part in self.parts if part.number == number]
+        return forms.add(parts) if parts else Rows(tf.zeros([batch_size, *variable.shape]))
 
     def _losses(self, y, y_pred, sample_weight, batch_size):
         """The examples' losses [B], and the gradients of their sum; mapped over the examples."""

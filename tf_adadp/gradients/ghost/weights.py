@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients.forms import Lookups, MatrixLayout, products
-from tf_adadp.gradients.forms.common import with_shape
+from tf_adadp.gradients.forms.common import rows_of, with_shape
 from tf_adadp.gradients.ghost import windows
 from tf_adadp.gradients.proof.rules.products import labels_of
 from tf_adadp.gradients.proof.values import Public
@@ -159,7 +159,7 @@ def _grouped(values, labels, positions, features):
     shape = values.shape.as_list()
     head = shape[1 : 1 + len(positions)]
     count = int(np.prod(shape[1 + len(positions) :], dtype=int))
-    return with_shape(tf.reshape(values, [-1, *head, count]), [None, *head, count])
+    return with_shape(rows_of(values, [*head, count]), [None, *head, count])
 
 
 @_form("Conv2D", "Conv3D")
@@ -244,7 +244,7 @@ def _bias(use, place):
         channels = 1
     kept = _axis_after(value, channels)
     axes = [a for a in range(1, d.shape.rank) if a != kept]
-    return Rows(tf.reduce_sum(d, axes))
+    return Rows(tf.reduce_sum(d, axes) if axes else d)
 
 
 def _axis_after(value, axis):
@@ -301,7 +301,7 @@ def _entries(use, place, d):
     others = [a for a in range(value.rank) if a != value.axis]
     padded = [1] * (value.rank - len(shape)) + list(shape)
     d = summed_to(d, [padded[a] for a in others])
-    return Rows(with_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
+    return Rows(with_shape(rows_of(d, shape), [None, *shape]))
 
 
 def summed_to(values: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
@@ -329,7 +329,7 @@ def _tiled(use, place):
     d = tf.reduce_sum(d, [lead + 2 * i for i in range(len(dims))])
     if value.stride > 1 and value.axis:
         d = tf.transpose(d, [0, *range(2, 2 + value.axis), 1, *range(2 + value.axis, d.shape.rank)])
-    return Rows(with_shape(tf.reshape(d, [-1, *shape]), [None, *shape]))
+    return Rows(with_shape(rows_of(d, shape), [None, *shape]))
 
 
 @_form("GatherV2")
