@@ -228,7 +228,7 @@ def _check_compiles(loop, jit_compile):
 def _rows_that_fit(floats_per_example):
     """Returns how many examples to work on at once by default."""
     rows = _CHUNK_BYTES // (4 * max(1, floats_per_example))
-    return int(min(max(rows, 16), _LARGEST_CHUNK))
+    return int(min(max(rows, 8), _LARGEST_CHUNK))
 
 
 def _compiles_well(traits):
