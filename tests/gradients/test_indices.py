@@ -122,6 +122,18 @@ def test_tokens_beyond_the_table(name, engine_name):
         np.testing.assert_allclose(found, sums[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["count", "multi_hot"])
+@pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
+def test_numbers_that_are_no_category_are_left_out(engine_name, mode):
+    model = _model(L.CategoryEncoding(VOCABULARY, mode))
+    x, y = _data()
+    bad = np.broadcast_to(x, (3, *x.shape)).copy()
+    bad[0, BAD, 1], bad[1, BAD, 1], bad[2, BAD, 1] = VOCABULARY, -1, -(2**31)
+    first, *others = _sums(model, engine_name, *((b, y) for b in bad))
+    for found in others:
+        np.testing.assert_allclose(found, first, rtol=1e-6)
+
+
 @pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
 def test_negative_tokens_count_from_the_end_as_in_keras(engine_name):
     x, y = _data()

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_adadp.gradients.patching import PATCHING, replaced
-from tf_adadp.utils.keras_compat import gen_array_ops, gen_nn_ops
+from tf_adadp.utils.keras_compat import gen_array_ops, gen_math_ops, gen_nn_ops
 
 _raw_gather, _raw_gather_nd = gen_array_ops.gather_v2, gen_array_ops.gather_nd
+_raw_bincount = gen_math_ops.dense_bincount
 _raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
 
 
@@ -22,13 +23,15 @@ _raw_cross_entropy = gen_nn_ops.sparse_softmax_cross_entropy_with_logits
 def no_index_stops() -> Iterator[None]:
     """Makes out-of-range indices yield NaN in all that is traced inside of this context.
 
-    It replaces three operations themselves, so it holds for every caller that gathers rows by
-    computed indices (an `Embedding`, `keras.ops.take` in a user's layer or loss) or takes a
-    cross-entropy of class labels. Gathered values that cannot be NaN, such as integers, are 0.
+    It replaces four operations themselves, so it holds for every caller that gathers rows by
+    computed indices (an `Embedding`, `keras.ops.take` in a user's layer or loss), counts numbers
+    or takes a cross-entropy of class labels. Gathered values that cannot be NaN, such as integers,
+    are 0; numbers that cannot be counted are left out.
     """
     with (
         PATCHING,
         replaced(gen_array_ops, gather_v2=_gather_v2, gather_nd=_gather_nd),
+        replaced(gen_math_ops, dense_bincount=_dense_bincount),
         replaced(gen_nn_ops, sparse_softmax_cross_entropy_with_logits=_cross_entropy),
     ):
         yield
@@ -76,6 +79,14 @@ def _or_nan(shape, valid, rows):
     total = tf.where(tf.reshape(valid, shape), rows, tf.cast(missing, rows.dtype))
     total.set_shape(rows.shape)
     return total
+
+
+def _dense_bincount(input, size, weights, binary_output=False, name=None):
+    """Replaces `dense_bincount`, which a negative number stops, or on a GPU may not."""
+    input = tf.convert_to_tensor(input)
+    # A number from `size` on is left out.
+    counted = tf.where(input < 0, tf.cast(size, input.dtype), input)
+    return _raw_bincount(counted, size, weights, binary_output=binary_output, name=name)
 
 
 def _cross_entropy(features, labels, name=None):

@@ -30,9 +30,10 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def functions_inlined() -> Iterator[None]:
     """Makes the operations of functions that are called part of the graph that is traced."""
-    eagerly = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(eagerly)
+    with PATCHING:  # the switch is one for all threads
+        eagerly = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(eagerly)

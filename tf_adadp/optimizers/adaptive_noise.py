@@ -284,4 +284,4 @@ class _WithRawSum(sets.ClippingSet):
         return sets.ClippedSums([*self._clipping_set.clipped_sum(grads, mask), *raw], self)
 
     def zero_sums(self, shapes):
-        return [*super().zero_sums(shapes), *super().zero_sums(shapes)]
+        return [*self._clipping_set.zero_sums(shapes), *super().zero_sums(shapes)]

@@ -27,7 +27,14 @@ from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_i
 from tensorflow.python.framework import op_def_registry
 
 # Patched by gradients.
-from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops, math_grad, nn_ops
+from tensorflow.python.ops import (
+    array_ops,
+    gen_array_ops,
+    gen_math_ops,
+    gen_nn_ops,
+    math_grad,
+    nn_ops,
+)
 
 __all__ = [
     "INHERITED",
@@ -50,6 +57,7 @@ __all__ = [
     "flatten_outputs",
     "functional_inputs",
     "gen_array_ops",
+    "gen_math_ops",
     "gen_nn_ops",
     "get_data_adapter",
     "get_keras_mask",

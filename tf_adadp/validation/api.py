@@ -87,14 +87,11 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
 
 
 def _problems(model, loss, x, y):
-    seen = set()
-    for problem in (
-        *layer_problems(model),
-        *override_problems(model),
-        *generator_problems(model),
-    ):
-        seen.add(problem.where)
-        yield problem
+    of_layers = list(layer_problems(model))
+    yield from of_layers
+    yield from override_problems(model)
+    yield from generator_problems(model)
+    seen = {problem.where for problem in of_layers}
     spec = _element_spec(model, x, y)
     if spec is None:
         yield Problem(

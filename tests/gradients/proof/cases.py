@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.gradients.proof.experiments import specs, usual
+from tf_adadp.gradients.indices import no_index_stops
 
 R = tf.raw_ops
 
@@ -82,19 +83,23 @@ def turned(x):
 
 def counted(x, most, factors=None):
     """How often each of 0..3 is in a row, as Keras's layers for categories count them."""
-    return tf.math.bincount(x, factors, minlength=4, maxlength=most, axis=-1)
+    with no_index_stops():
+        return tf.math.bincount(x, factors, minlength=4, maxlength=most, axis=-1)
 
 
-keeps("DenseBincount", lambda x: counted(x, 4), (3,), dtypes=[tf.int32], low=0, high=5)
+keeps("DenseBincount", lambda x: counted(x, 4), (3,), dtypes=[tf.int32], low=-2, high=5)
+mixes("DenseBincount", lambda x: tf.math.bincount(x, minlength=4, maxlength=4, axis=-1), (3,),
+      dtypes=[tf.int32], low=0, high=5)  # fmt: skip
 keeps("DenseBincount", lambda x: counted(x, 3, tf.cast(x, tf.float32)), (3,), dtypes=[tf.int32],
       low=0, high=5)  # fmt: skip
 mixes("DenseBincount", lambda x: counted(tf.ensure_shape(x, [None]), 4), (), dtypes=[tf.int32],
       low=0, high=5)  # fmt: skip
 mixes("DenseBincount", lambda x: R.DenseBincount(
-    input=x, size=size(x), weights=tf.zeros([0])), (3,), dtypes=[tf.int32], low=0,
-    high=5)  # fmt: skip
+    input=tf.where(x < 0, 9, x), size=size(x), weights=tf.zeros([0])), (3,), dtypes=[tf.int32],
+    low=0, high=5)  # fmt: skip
 mixes("DenseBincount", lambda x: R.DenseBincount(
-    input=x, size=4, weights=ones(4, 3)), (3,), dtypes=[tf.int32], low=0, high=5)  # fmt: skip
+    input=tf.where(x < 0, 4, x), size=4, weights=ones(4, 3)), (3,), dtypes=[tf.int32], low=0,
+    high=5)  # fmt: skip
 # The size of what they return depends on the largest number in the batch.
 mixes("Max", lambda x: counted(x, 5), (3,), dtypes=[tf.int32], low=0, high=5)
 mixes("Max", lambda x: counted(x, None), (3,), dtypes=[tf.int32], low=0, high=5)

@@ -20,7 +20,6 @@ def broadcasts_by(dims_of: Callable[[tf.Tensor], Dims]) -> Iterator[None]:
     Args:
         dims_of: a function that returns the dimensions of a tensor, or None.
     """
-    when_run = math_grad.SmartBroadcastGradientArgs
 
     def arguments(x, y, grad=None):
         del grad
@@ -34,8 +33,10 @@ def broadcasts_by(dims_of: Callable[[tf.Tensor], Dims]) -> Iterator[None]:
             for t, d, own in zip((x, y), dims, axes, strict=True)
         )
 
-    with PATCHING, replaced(math_grad, SmartBroadcastGradientArgs=arguments):
-        yield
+    with PATCHING:
+        when_run = math_grad.SmartBroadcastGradientArgs
+        with replaced(math_grad, SmartBroadcastGradientArgs=arguments):
+            yield
 
 
 def _broadcast_axes(x_dims, y_dims):

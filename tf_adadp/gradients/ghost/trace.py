@@ -303,7 +303,8 @@ class Trace:
         tapped = [t for call in self._calls for t in call.outputs if t.dtype.is_floating]
 
         def dims_of(tensor):
-            return follower.dims(tensor) if tensor.graph is graph else None
+            own = tf.is_symbolic_tensor(tensor) and tensor.graph is graph
+            return follower.dims(tensor) if own else None
 
         with broadcasts_by(dims_of):
             found = tf.gradients(ys, [*places, *tapped], upstream) if ys else []

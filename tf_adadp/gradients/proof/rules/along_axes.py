@@ -89,8 +89,14 @@ def segments(op, values):
 
 @rule("DenseBincount")
 def counts(op, values):
-    """Counts the numbers of each row, up to a size that is the same for all."""
+    """Counts the numbers of each row, up to a size that is the same for all.
+
+    They must come from a `where`, as `no_index_stops` has it: on a GPU a negative number may be
+    counted in another row.
+    """
     value, size, factors = values
+    if op.inputs[0].op.type != "SelectV2":
+        raise Mixes("counts numbers that may be negative")
     off(_rows(value), [-1])
     if isinstance(factors, Rows):
         one_place([value, factors])
