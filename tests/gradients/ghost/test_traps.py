@@ -156,7 +156,7 @@ REFUSED = {
     "Python": (_after(lambda x: tf.py_function(lambda a: None, [x], [])), 3, "keeps state"),
     "NumPy": (lambda k, x: tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32),
                                            [None, 3]), 3, "keeps state"),
-    "own random numbers": (lambda k, x: x * tf.random.uniform(tf.shape(x)), 3, "at random"),
+    "own random numbers": (lambda k, x: x * tf.random.uniform(tf.shape(x)), 3, "random numbers"),
     "public random numbers": (
         lambda k, x: x * tf.random.stateless_uniform(tf.shape(x), [1, 2]), 3, "every batch"),
     "past Keras": (lambda k, x: x @ k.w[0]._value, 3, "past Keras", (3, 4)),
