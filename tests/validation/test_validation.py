@@ -397,7 +397,7 @@ def test_mixing_between_the_layers_of_a_model():
 @pytest.mark.extended
 @pytest.mark.parametrize("wrap", [{}, {"gradient_engine": "vectorized"}])
 def test_training_warns_once_of_layers_and_losses_that_mix(recwarn, wrap):
-    """Whether or not an engine follows the model."""
+    """Checks this whether or not an engine follows the model."""
     x, y = data()
     layer = L.Lambda(lambda x: x - keras.ops.mean(x, 0), name="centre")
     private = private_model(model=plain_model(layer), wrap=wrap, loss=contrasts, metrics=[])

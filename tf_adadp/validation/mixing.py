@@ -1,4 +1,4 @@
-"""What a model does for a batch that it does not do for its examples one by one.
+"""Tells what a model does for a batch that it does not do for its examples one by one.
 
 The proof that the gradient engine makes says it (`gradients.proof`); nothing is run.
 """

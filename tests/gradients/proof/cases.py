@@ -82,7 +82,7 @@ def turned(x):
 
 
 def counted(x, most, factors=None):
-    """How often each of 0..3 is in a row, as Keras's layers for categories count them."""
+    """Counts how often each of 0..3 is in a row, as Keras's layers for categories count them."""
     with no_index_stops():
         return tf.math.bincount(x, factors, minlength=4, maxlength=most, axis=-1)
 

@@ -1,4 +1,4 @@
-"""What the forms share: shapes, weights, scales, and margins for the rounding of products."""
+"""Holds what the forms share: shapes, weights, scales, margins for the rounding of products."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What gradients known as products share, whatever the number of terms per example."""
+"""Holds what gradients known as products share, whatever the number of terms per example."""
 
 from typing import Self
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients.forms import Factored, Lookups, MatrixLayout
-from tf_adadp.gradients.forms.common import with_shape
+from tf_adadp.gradients.forms.common import rows_of, with_shape
 from tf_adadp.gradients.ghost.weights import NoForm, has_own_gradient, summed_to
 from tf_adadp.gradients.mapping import map_rows
 from tf_adadp.gradients.proof import sizes
@@ -187,7 +187,7 @@ def _selected(op, rows, output):
     source[chosen.ravel()] = np.arange(chosen.size)
     formed = tf.reshape(rows.materialize(), [-1, chosen.size])
     formed = tf.gather(tf.pad(formed, [[0, 0], [0, 1]]), source, axis=1)
-    return [(inner, Rows(with_shape(tf.reshape(formed, [-1, *shape]), [None, *shape])))]
+    return [(inner, Rows(rows_of(formed, shape)))]
 
 
 def _constant(tensor):

@@ -159,7 +159,7 @@ def _grouped(values, labels, positions, features):
     shape = values.shape.as_list()
     head = shape[1 : 1 + len(positions)]
     count = int(np.prod(shape[1 + len(positions) :], dtype=int))
-    return with_shape(rows_of(values, [*head, count]), [None, *head, count])
+    return rows_of(values, [*head, count])
 
 
 @_form("Conv2D", "Conv3D")
@@ -301,7 +301,7 @@ def _entries(use, place, d):
     others = [a for a in range(value.rank) if a != value.axis]
     padded = [1] * (value.rank - len(shape)) + list(shape)
     d = summed_to(d, [padded[a] for a in others])
-    return Rows(with_shape(rows_of(d, shape), [None, *shape]))
+    return Rows(rows_of(d, shape))
 
 
 def summed_to(values: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
@@ -329,7 +329,7 @@ def _tiled(use, place):
     d = tf.reduce_sum(d, [lead + 2 * i for i in range(len(dims))])
     if value.stride > 1 and value.axis:
         d = tf.transpose(d, [0, *range(2, 2 + value.axis), 1, *range(2 + value.axis, d.shape.rank)])
-    return Rows(with_shape(rows_of(d, shape), [None, *shape]))
+    return Rows(rows_of(d, shape))
 
 
 @_form("GatherV2")
@@ -340,8 +340,8 @@ def _looked_up(use, place):
     indices, d = use.x(1), use.d()
     count = int(np.prod(indices.shape[1:], dtype=int))
     width = int(np.prod(shape[1:], dtype=int))
-    indices = with_shape(tf.reshape(tf.cast(indices, tf.int32), [-1, count]), [None, count])
-    rows = with_shape(tf.reshape(d, [-1, count, width]), [None, count, width])
+    indices = rows_of(tf.cast(indices, tf.int32), [count])
+    rows = rows_of(d, [count, width])
     found = Lookups(indices, rows, (shape[0], width))
     if len(shape) == 2:
         return found
