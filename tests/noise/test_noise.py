@@ -562,3 +562,19 @@ os.waitpid(child, 0)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "[True, True, True, True] (2,)", result.stderr[-2000:]
+
+
+def test_a_graph_draws_noise_after_the_sums_are_there():
+    """Noise is no function of the sums: drawn first, it would be held during the whole pass."""
+
+    @tf.function
+    def release(total, key):
+        (released,), _ = noise.add_gaussian([total], [1.0], key, 0, noise_multiplier=1.0)
+        return released
+
+    total = tf.TensorSpec([7], tf.float32)
+    graph = release.get_concrete_function(total, tf.TensorSpec([2], tf.int64)).graph
+    total, key = (t.op for t in graph.inputs)
+    (reader,) = (op for op in key.outputs[0].consumers() if op.type == "Identity")
+    assert list(key.outputs[0].consumers()) == [reader]
+    assert total in reader.control_inputs

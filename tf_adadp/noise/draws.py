@@ -147,6 +147,9 @@ def add_gaussian(
         the noise in them.
     """
     shapes = [v.shape for v in values]
+    # Noise depends on no value: a graph would draw it first, and hold it during the pass.
+    with tf.control_dependencies(values):
+        key = tf.identity(key)
     if not secure:
         drawn = gaussians(key, step, shapes, stddevs, index=index)
         released = [v + tf.cast(n, v.dtype) for v, n in zip(values, drawn, strict=True)]
