@@ -469,6 +469,13 @@ def test_losses_of_keras_are_followed(name):
     assert not report or expected in report[0].what
 
 
+def test_a_loss_that_compares_sizes():
+    """TensorFlow asserts that logits and labels of sequences have the same shape."""
+    model = keras.Sequential([keras.Input((5, 6)), L.Dense(3)])
+    x, y = np.ones((ROWS, 5, 6), np.float32), np.zeros((ROWS, 5), np.int32)
+    assert dp.validate(model, crossentropy(), x, y) == []
+
+
 @pytest.mark.extended
 def test_several_outputs_in_a_dict():
     inputs = {"a": keras.Input((6,), name="a"), "t": keras.Input((2,), dtype="int32", name="t")}

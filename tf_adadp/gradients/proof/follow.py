@@ -41,7 +41,8 @@ class Follower:
 
     Attributes:
         uses: the operations that join trainable weights with examples.
-        effects: the operations that keep state, call Python, or may raise.
+        effects: the operations that keep state, call Python, or may raise; assertions that hold
+            for every batch are none.
     """
 
     def __init__(self):
@@ -85,7 +86,7 @@ class Follower:
     def _outputs(self, op, uses):
         if op.type == "Placeholder":
             return [public(t) for t in op.outputs]
-        if op.type not in _READS and op.name not in self._alone and _has_effect(op):
+        if op.name not in self._alone and _has_effect(op) and not self._holds(op):
             self.effects.append(op)
             return [Mixed(op, "keeps state or calls Python") for _ in op.outputs]
         values = [self._values[t.name] for t in op.inputs]
@@ -108,6 +109,11 @@ class Follower:
         if uses and joins and any(isinstance(v, Rows) for v in found):
             self.uses.append(op)
         return found
+
+    def _holds(self, op):
+        """Whether an operation is an assertion of what is so for every batch."""
+        value = self.of(op.inputs[0]) if op.type == "Assert" else None
+        return isinstance(value, Public) and value.value is not None and value.value.item()
 
     def _clamped(self, op):
         """The number c in min(c, max(m, x)) with c ≤ m, whatever x is; or None."""
@@ -133,6 +139,8 @@ def inputs_of_rows(tensor: tf.Tensor) -> Rows:
 
 
 def _has_effect(op):
+    if op.type in _READS:
+        return False
     definition = op_def_registry.get(op.type)
     if definition is None:  # a function called by its name
         return True

@@ -400,6 +400,8 @@ _OPERATIONS = {
     "Transpose": lambda op, value, order: np.transpose(value, integers(order)),
     "Prod": _reduced(np.multiply),
     "Sum": _reduced(np.add),
+    "All": _reduced(np.logical_and),
+    "Any": _reduced(np.logical_or),
     "Range": _range,
     "Fill": _filled,
     "Tile": lambda op, value, multiples: np.tile(value, integers(multiples)),
