@@ -372,6 +372,43 @@ def test_axes_of_unknown_size_are_followed_at_one_length():
     assert dp.validate(model, crossentropy()) == []
 
 
+def flat_errors(y_true, y_pred):
+    errors = keras.ops.square(y_true - y_pred)
+    return keras.ops.mean(keras.ops.reshape(errors, (keras.ops.shape(errors)[0], -1)), -1)
+
+
+def of_any_length():
+    return keras.Sequential([keras.Input((None, 2)), L.Conv1D(3, 3), L.Conv1D(3, 2, strides=2)])
+
+
+def unknown_lengths(*classes):
+    """Lots of inputs [B, 9, 2] and labels for `of_any_length`, whose length no spec tells."""
+    x = np.ones((30, 9, 2), np.float32)
+    y = np.zeros((30, 3, *classes), np.float32 if classes else np.int32)
+    specs = [tf.TensorSpec((None, None, *a.shape[2:]), a.dtype) for a in (x, y)]
+    dataset = tf.data.Dataset.from_generator(lambda: [(x, y)], output_signature=tuple(specs))
+    law = dp.accounting.FixedSizeSampling(ROWS, 30)
+    return dp.sampling.DeclaredLots(dataset, law, steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(("loss", "classes"), [(flat_errors, [3]), (crossentropy(), [])])
+def test_losses_of_axes_of_unknown_size_are_too(loss, classes):
+    """At the length that the model makes of that of its inputs."""
+    assert dp.validate(of_any_length(), loss) == []
+    lots = unknown_lengths(*classes)
+    assert dp.validate(of_any_length(), loss, lots) == []
+    private = private_model(model=of_any_length(), loss=loss, metrics=[])
+    private.fit(lots, verbose=0)  # a warning would be an error
+
+
+def test_losses_that_mix_axes_of_unknown_size():
+    for_loss = "The loss 'contrasts'", ALONG.format("Mean"), "its own labels"
+    only(dp.validate(of_any_length(), contrasts), "warning", *for_loss)
+    private = private_model(model=of_any_length(), loss=contrasts, metrics=[])
+    with pytest.warns(UserWarning, match="The loss 'contrasts' is not proven"):
+        private.fit(unknown_lengths(3), verbose=0)
+
+
 def test_ways_out_are_found_by_words_that_are_said():
     """A reason that is worded anew must not lose its way out."""
     texts = [path.read_text("utf-8") for path in (ROOT / "tf_adadp/gradients").rglob("*.py")]

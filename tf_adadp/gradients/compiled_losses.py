@@ -26,6 +26,19 @@ from tf_adadp.utils.problems import Problem, raise_first
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
 
+def probe(spec: Any) -> Any:
+    """Describes a batch of `PROBE_BATCH` examples as KerasTensors; None stays None.
+
+    Args:
+        spec: structure of TensorSpecs of a batch.
+    """
+
+    def tensor(s):
+        return keras.KerasTensor((PROBE_BATCH, *s.shape[1:]), dtype=s.dtype.name)
+
+    return tf.nest.map_structure(lambda s: None if s is None else tensor(s), spec)
+
+
 def each_alone(loss: CompileLoss) -> CompileLoss:
     """Copies a built CompileLoss to give w·loss(y, y_pred) on a batch of one, without state."""
     return without_state(_map_losses(loss, _without_batch_reduction))
@@ -90,7 +103,8 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
 
     Args:
         loss: a built Keras `CompileLoss`.
-        y, y_pred: structures of KerasTensors.
+        y, y_pred: structures of TensorSpecs or KerasTensors, without axes of unknown size but for
+            the first one.
     """
     follower, found = Follower(), []
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_adadp import validation
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients import make_engine
-from tf_adadp.gradients.compiled_losses import PROBE_BATCH, check_reduces_no_batch
+from tf_adadp.gradients.compiled_losses import check_reduces_no_batch, probe
 from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.metrics.released import LotMetrics
 from tf_adadp.training.compiled import Compiled
@@ -62,13 +62,13 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     Raises:
         TypeError, ValueError: they cannot be trained privately. Nothing was trained.
     """
-    probe = _probe(element_spec)
-    x, y, _ = probe
+    probed = probe(element_spec)
+    x, y, _ = probed
     loss, optimizer = compile_loss_of(model), compiled.optimizer
     if y is None and loss is not None:
         raise ValueError("y=None: the compiled loss needs labels; pass y.")
     validation.check_labels(y)
-    build_symbolically(model, probe)
+    build_symbolically(model, probed)
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:
         check_reduces_no_batch(loss, y, y_pred)
@@ -88,7 +88,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         augmentation_multiplicity=optimizer.augmentation_multiplicity,
         max_rows=model.physical_batch_size,
     )
-    released = _released(model, compiled, probe, y_pred)
+    released = _released(model, compiled, probed, y_pred)
     if not replicas.is_strategy(model.distribute_strategy):  # no batch can be traced there
         validation.warn_of_mixing(model.model, plan, loss, element_spec, y_pred)
     return Prepared(engine, plan, y_pred, released, LayerSettings(model.model))
@@ -164,24 +164,14 @@ def plan_from_inputs(model: keras.Model, compiled: Compiled) -> Any:
     return plan
 
 
-def _probe(element_spec):
-    """The batch of a spec as KerasTensors."""
-
-    def tensor(spec):
-        shape = (PROBE_BATCH, *spec.shape[1:])
-        return keras.KerasTensor(shape, dtype=spec.dtype.name)
-
-    return tf.nest.map_structure(lambda s: None if s is None else tensor(s), element_spec)
-
-
 def _engine_jit(model, compiled):
     return False if model.run_eagerly else compiled.jit_compile
 
 
-def _released(model, compiled, probe, y_pred):
+def _released(model, compiled, probed, y_pred):
     if compiled.released_metrics is None:
         return None
-    _, y, sample_weight = probe
+    _, y, sample_weight = probed
     spec = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec((None, *t.shape[1:]), t.dtype),
         (y, y_pred, sample_weight),

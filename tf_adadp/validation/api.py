@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.gradients import ghost
-from tf_adadp.gradients.compiled_losses import PROBE_BATCH, batch_reductions, loss_obstacles
+from tf_adadp.gradients.compiled_losses import batch_reductions, loss_obstacles, probe
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.sampling.base import Lots
@@ -24,7 +24,12 @@ from tf_adadp.validation.layers import (
     override_problems,
     weight_problems,
 )
-from tf_adadp.validation.mixing import dropped_problems, loss_problems, mixing_problems
+from tf_adadp.validation.mixing import (
+    at_one_length,
+    dropped_problems,
+    loss_problems,
+    mixing_problems,
+)
 from tf_adadp.validation.report import Report
 
 
@@ -122,6 +127,7 @@ def _problems(model, loss, x, y):
         yield from effects
         if effects:
             return
+        spec, y_pred = at_one_length(model, spec, y_pred)
         obstacles = ghost.obstacles_of(example_loss, spec)
         for problem in (
             *mixing_problems(model, obstacles),
@@ -131,7 +137,7 @@ def _problems(model, loss, x, y):
             if problem.where not in seen:
                 yield problem
         if compile_loss is not None:
-            yield from loss_problems(loss_obstacles(compile_loss, probed_y, y_pred))
+            yield from loss_problems(loss_obstacles(compile_loss, spec[1], y_pred))
     except Exception as error:
         yield _failure(model, error, x)
 
@@ -152,7 +158,7 @@ def _element_spec(model, x, y):
 
 def _built(model, loss, spec):
     """Builds model and loss; `(CompileLoss or None, spec with labels, y_pred, y)`, symbolic."""
-    x, y, _ = tf.nest.map_structure(_symbolic, spec)
+    x, y, _ = probe(spec)
     y_pred = compute_output_spec(model, x)
     if loss is None:
         return None, (spec[0], None, None), y_pred, y
@@ -166,12 +172,6 @@ def _built(model, loss, spec):
     compile_loss = CompileLoss(loss, output_names=getattr(model, "output_names", None))
     compute_output_spec(compile_loss, y, y_pred)
     return compile_loss, spec, y_pred, y
-
-
-def _symbolic(spec):
-    if spec is None:
-        return None
-    return keras.KerasTensor((PROBE_BATCH, *spec.shape[1:]), dtype=spec.dtype.name)
 
 
 def _failure(model, error, x):

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_adadp.gradients import ghost
-from tf_adadp.gradients.compiled_losses import loss_obstacles
+from tf_adadp.gradients.compiled_losses import loss_obstacles, probe
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import Obstacle
-from tf_adadp.utils.keras_compat import CompileLoss, layers_of
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 from tf_adadp.utils.problems import Problem
 
+_LENGTH = 8  # of axes of unknown size
 _ALONE = "in private training every example is worked on alone, as a batch of one"
 _OTHER_AXES = (
     "Work along other axes than the first; to normalise, use GroupNormalization or "
@@ -42,6 +44,43 @@ _FIXES = (
     (("shape", "rank", "is cut", "examples along axis", "are not known"),
      "Keep the first axis for the examples; give other sizes and places as constants."),
 )  # fmt: skip
+
+
+def at_one_length(model: keras.Model, spec: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Gives axes of unknown size a length, if the model takes it; returns `(spec, y_pred)`.
+
+    The output has the length that the model makes of the inputs'; labels and weights have the
+    output's.
+
+    Args:
+        model: a built `keras.Model`.
+        spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
+        y_pred: the model's output as KerasTensors.
+    """
+    if all(None not in s.shape[1:] for s in tf.nest.flatten(spec) if s is not None):
+        return spec, y_pred
+    x, *others = spec
+    x = tf.nest.map_structure(lambda s: _lengthened(s, ()), x)
+    try:
+        y_pred = compute_output_spec(model, probe(x))
+    except Exception:  # whatever code of the user's raises
+        return spec, y_pred
+    outputs = [t.shape for t in tf.nest.flatten(y_pred)]
+
+    def as_outputs(structure):
+        leaves = tf.nest.flatten(structure)
+        shapes = outputs if len(outputs) == len(leaves) else [()] * len(leaves)
+        found = [s and _lengthened(s, shape) for s, shape in zip(leaves, shapes, strict=True)]
+        return tf.nest.pack_sequence_as(structure, found)
+
+    return (x, *map(as_outputs, others)), y_pred
+
+
+def _lengthened(spec, like):
+    """A TensorSpec of a batch with the sizes of a shape where its own are not known."""
+    known = [*like, *[None] * len(spec.shape)]
+    sizes = [b or _LENGTH if a is None else a for a, b in zip(spec.shape, known, strict=False)]
+    return tf.TensorSpec([None, *sizes[1:]], spec.dtype)
 
 
 def mixing_problems(model: keras.Model, obstacles: Iterable[Obstacle]) -> Iterator[Problem]:
@@ -86,6 +125,7 @@ def warn_of_mixing(
     """
     obstacles, losses = plan.obstacles, []
     try:
+        spec, y_pred = at_one_length(model, spec, y_pred)
         if obstacles is None:  # the engine was asked for
             obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
         if loss is not None:

@@ -40,7 +40,6 @@ from tf_adadp.utils.keras_compat import (
 
 # Steps of a recurrent layer that are written out; more take long to trace.
 _LONGEST_UNROLLED = 64
-_LENGTH = 8  # of axes of unknown size
 
 
 class CannotFollow(BaseException):
@@ -115,16 +114,10 @@ def obstacles_of(example_loss: ExampleLoss, element_spec: Any) -> tuple[Obstacle
     """Returns what keeps a batch from being followed through a model; nothing where all is proven.
 
     Args:
-        example_loss, element_spec: see `Trace`; axes of unknown size get a length.
+        example_loss, element_spec: see `Trace`.
     """
-
-    def known(spec):
-        rest = [_LENGTH if n is None else n for n in spec.shape[1:]]
-        return tf.TensorSpec([None, *rest], spec.dtype)
-
-    spec = tf.nest.map_structure(lambda s: None if s is None else known(s), element_spec)
     try:
-        return trace_model(example_loss, spec).obstacles
+        return trace_model(example_loss, element_spec).obstacles
     except CannotFollow as cannot:
         return cannot.obstacles
 
