@@ -75,7 +75,7 @@ def _same(op, rows, _):
 
 def _cast(op, rows, _):
     """No gradient goes through integers."""
-    return _same(op, rows, _) if op.inputs[0].dtype.is_floating else []
+    return [(op.inputs[0], rows)] if op.inputs[0].dtype.is_floating else []
 
 
 def _no_gradient(op, rows, _):
