@@ -465,6 +465,33 @@ def test_training_goes_on_where_a_batch_stops_a_layer():
     assert private.ledger.steps == 4
 
 
+def one_by_one(y_true, y_pred):
+    """Counts on a batch of known size."""
+    squares = keras.ops.square(y_true - y_pred)
+    return keras.ops.stack([keras.ops.mean(squares[i]) for i in range(squares.shape[0])])
+
+
+def of_some(y_true, y_pred):
+    assert y_pred.shape[0] is not None, "how many?"
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), -1)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
+@pytest.mark.parametrize("loss", [one_by_one, of_some])
+def test_a_loss_that_a_batch_stops(loss, engine):
+    """`validate` and `fit` say the same of it, and training goes on with single examples."""
+    x, y = data()
+    y = np.eye(3, dtype=np.float32)[y]
+    private = private_model(loss=loss, metrics=[], wrap={"gradient_engine": engine})
+    report = dp.validate(private, x=x, y=y)
+    where = f"The loss {loss.__name__!r}"
+    only(report, "warning", where, "cannot be traced for a batch: ", "batches of any size")
+    assert f"{__file__}:" in report[0].what
+    with pytest.warns(UserWarning, match=f"{where} .*cannot be traced for a batch"):
+        private.fit(x, y, batch_size=60, verbose=0)
+    assert private.ledger.steps == 2
+
+
 def test_one_layer_that_mixes_hides_no_other():
     first, second = (L.Lambda(lambda x: x - keras.ops.mean(x, 0), name=n) for n in ("a", "b"))
     report = validated(Noise(tf.random.normal), first, L.Dense(4), second)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.patching import functions_inlined
 from tf_adadp.gradients.proof import Follower, Mixed, inputs_of_rows
-from tf_adadp.gradients.proof.obstacles import Obstacle, of_effect, of_value
+from tf_adadp.gradients.proof.obstacles import Obstacle, of_effect, of_error, of_value
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     compute_output_spec,
@@ -80,7 +80,8 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
     """
     problems = []
 
-    def check(single, values):
+    def check(single, call):
+        values = call()
         if len(values.shape) == 0 or values.shape[0] not in (PROBE_BATCH, None):
             problems.append(
                 Problem(
@@ -91,6 +92,7 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
                     "the reduction to Keras.",
                 )
             )
+        return values
 
     compute_output_spec(_showing_rows(loss, check), y, y_pred)
     return list(dict.fromkeys(problems))  # Keras may call a loss twice
@@ -99,7 +101,8 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
 def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Obstacle]]:
     """Follows a batch through each single loss; returns (name, obstacle) of those not proven.
 
-    Of the others, the loss of an example is a function of its own labels and predictions.
+    One that cannot be traced for a batch is among them; it may work for single examples. Of the
+    others, the loss of an example is a function of its own labels and predictions.
 
     Args:
         loss: a built Keras `CompileLoss`.
@@ -108,8 +111,12 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
     """
     follower, found = Follower(), []
 
-    def see(single, values):
-        values = tf.identity(values)
+    def see(single, call):
+        try:
+            values = tf.identity(call())
+        except Exception as error:  # whatever code of the user's raises on a batch
+            found.append((single.name, of_error(error)))
+            return 0.0
         follower.advance(values.graph.get_operations())
         value = follower.of(values)
         if follower.effects:
@@ -117,6 +124,7 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
             follower.effects.clear()
         elif isinstance(value, Mixed):
             found.append((single.name, of_value(value)))
+        return values
 
     def followed(y, y_pred):
         for tensor in tf.nest.flatten((y, y_pred)):
@@ -133,16 +141,14 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
 
 
 def _showing_rows(loss, see):
-    """Copies a CompileLoss to call `see(single loss, its values)` before they are reduced."""
+    """Copies a CompileLoss to sum `see(single loss, what computes its values)`."""
 
     def shown(single):
         def call(y_true, y_pred, sample_weight=None):
             y_true, y_pred = keras.tree.map_structure(
                 lambda t: keras.ops.cast(t, single.dtype), (y_true, y_pred)
             )
-            values = single.call(y_true, y_pred)
-            see(single, values)
-            return keras.ops.sum(values)
+            return keras.ops.sum(see(single, lambda: single.call(y_true, y_pred)))
 
         return call
 

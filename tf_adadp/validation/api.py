@@ -7,6 +7,7 @@ from tf_adadp.gradients import ghost
 from tf_adadp.gradients.compiled_losses import batch_reductions, loss_obstacles, probe
 from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.sources import as_source
 from tf_adadp.utils.keras_compat import (
@@ -175,10 +176,9 @@ def _built(model, loss, spec):
 
 
 def _failure(model, error, x):
-    line = next((li.strip() for li in str(error).splitlines() if li.strip()), "")
     return Problem(
         f"The model {model.name!r}",
-        f"cannot be traced in training mode: {type(error).__name__}: {line}",
+        f"cannot be traced in training mode: {type(error).__name__}: {first_line(error)}",
         "Pass x and y." if x is None else "Make model and loss run on data of the form of x and y.",
         "warning" if x is None else "error",
     )

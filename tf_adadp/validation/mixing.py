@@ -107,7 +107,10 @@ def dropped_problems(model: keras.Model, dropped: Iterable[str]) -> Iterator[Pro
 def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem]:
     """Yields a `Problem` for each of `loss_obstacles`."""
     for name, obstacle in obstacles:
-        fix = "Let the loss of an example depend on its own labels and predictions."
+        fix = (
+            "Let the loss work for batches of any size, and that of an example depend on its own "
+            "labels and predictions."
+        )
         yield _unproven(f"The loss {name!r}", obstacle, fix)
 
 
@@ -123,15 +126,11 @@ def warn_of_mixing(
         spec: `(x, y, sample_weight)` of TensorSpecs of a batch.
         y_pred: the model's output as KerasTensors.
     """
-    obstacles, losses = plan.obstacles, []
-    try:
-        spec, y_pred = at_one_length(model, spec, y_pred)
-        if obstacles is None:  # the engine was asked for
-            obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
-        if loss is not None:
-            losses = loss_obstacles(loss, spec[1], y_pred)
-    except Exception:  # whatever code of the user's raises on a batch; single examples may go well
-        obstacles = obstacles or ()
+    spec, y_pred = at_one_length(model, spec, y_pred)
+    obstacles = plan.obstacles
+    if obstacles is None:  # the engine was asked for
+        obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
+    losses = [] if loss is None else loss_obstacles(loss, spec[1], y_pred)
     for problem in (
         *dropped_problems(model, plan.dropped),
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),

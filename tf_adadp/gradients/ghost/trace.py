@@ -8,7 +8,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,10 +23,15 @@ from tf_adadp.gradients.ghost import chains, penalties, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
 from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
 from tf_adadp.gradients.mapped import traced_map
-from tf_adadp.gradients.mapping import TRACING_ERRORS
 from tf_adadp.gradients.patching import PATCHING, functions_inlined, replaced
 from tf_adadp.gradients.proof.follow import Follower, inputs_of_rows
-from tf_adadp.gradients.proof.obstacles import Obstacle, of_effect, of_operation, of_value
+from tf_adadp.gradients.proof.obstacles import (
+    Obstacle,
+    of_effect,
+    of_error,
+    of_operation,
+    of_value,
+)
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, public
 from tf_adadp.utils.keras_compat import (
     get_keras_mask,
@@ -184,9 +188,8 @@ class Trace:
         traced = tf.function(self._traced, autograph=False)
         try:
             self._function = traced.get_concrete_function(*specs, x, y, sample_weight, seeds)
-        except TRACING_ERRORS as error:
-            reason = f"it cannot be traced for a batch: {_first_line(error)}"
-            raise CannotFollow(reason, unknown=True) from error
+        except Exception as error:  # whatever code of the user's raises on a batch
+            raise CannotFollow(of_error(error)) from error
         self.graph = self._function.graph
         self.captured = tuple(
             inner.name for outer, inner in self.graph.captures if outer.dtype != tf.resource
@@ -431,12 +434,3 @@ def _without_loop(layer, args):
 
 def _only_passes_on(op):
     return op.type == "IdentityN" and not weights.has_own_gradient(op)
-
-
-def _first_line(error):
-    """The first line of an error, with the one that Keras puts under its own."""
-    text = re.sub(r"\x1b\[\d*m", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[: 2 if lines[0].startswith("Exception encountered") else 1])

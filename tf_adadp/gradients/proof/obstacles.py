@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import re
+import traceback
 
 import keras
 import tensorflow as tf
@@ -56,17 +58,22 @@ def of_operation(
     op: tf.Operation, reason: str, layer: keras.Layer | None = None, **options: bool
 ) -> Obstacle:
     """Describes an operation as an obstacle; options are attributes of `Obstacle`."""
-    lines = [_users_line(part) for part in _with_originals(op)]
-    line, is_users = next((found for found in lines if found[1]), lines[0])
-    place = "" if layer is None else f" in the layer {layer.name!r} ({type(layer).__name__})"
-    return Obstacle(
-        reason,
-        None if layer is None else layer.name,
-        place + (f", {line}" if line else ""),
-        line if is_users else "",
-        by_keras=not is_users,
-        **options,
-    )
+    return _placed([part.traceback for part in _with_originals(op)], reason, layer, **options)
+
+
+def of_error(error: Exception, layer: keras.Layer | None = None) -> Obstacle:
+    """Describes what code of the user's raises while it is traced for a batch."""
+    reason = f"it cannot be traced for a batch: {first_line(error)}"
+    return _placed([traceback.extract_tb(error.__traceback__)], reason, layer)
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error, with the one that Keras puts above it."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].startswith("Exception encountered") else 1])
 
 
 def of_value(value: Mixed, layer: keras.Layer | None = None) -> Obstacle:
@@ -85,6 +92,21 @@ def of_effect(op: tf.Operation, layer: keras.Layer | None = None) -> Obstacle:
     return of_operation(op, f"the operation {op.type} {what}", layer, unknown=True)
 
 
+def _placed(tracebacks, reason, layer, **options):
+    """The obstacle, at the first line of the user's that one of the tracebacks has."""
+    lines = [_users_line(frames) for frames in tracebacks]
+    line, is_users = next((found for found in lines if found[1]), lines[0])
+    place = "" if layer is None else f" in the layer {layer.name!r} ({type(layer).__name__})"
+    return Obstacle(
+        reason,
+        None if layer is None else layer.name,
+        place + (f", {line}" if line else ""),
+        line if is_users else "",
+        by_keras=not is_users,
+        **options,
+    )
+
+
 def _with_originals(op):
     """An operation, and those of which it is the gradient."""
     while op is not None:
@@ -92,10 +114,10 @@ def _with_originals(op):
         op = original_operation(op)
 
 
-def _users_line(op):
+def _users_line(frames):
     """`(line of the user's code, whether it is inside of what is traced)`."""
     inside = True
-    for frame in reversed(op.traceback):
+    for frame in reversed(frames):
         name = frame.filename
         if name.startswith(_PACKAGE):
             inside &= name.endswith(_REPLACING)
