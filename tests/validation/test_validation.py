@@ -492,6 +492,51 @@ def test_a_loss_that_a_batch_stops(loss, engine):
     assert private.ledger.steps == 2
 
 
+class Shrinks(keras.losses.Loss):
+    """Adds the squares of a weight of the model, which `read` gives."""
+
+    def __init__(self, read):
+        super().__init__(name="shrinks")
+        self.read = read
+
+    def call(self, y_true, y_pred):
+        squares = keras.ops.square(self.read())
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) + keras.ops.sum(squares)
+
+
+class Raw(L.Layer):
+    """Reads its weight past Keras."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale._value
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorized", "ghost"])
+@pytest.mark.parametrize("reader", ["loss", "loss, as a tensor", "layer"])
+def test_a_weight_whose_gradient_would_be_lost(reader, engine):
+    x, y = data()
+    y = np.eye(3, dtype=np.float32)[y]
+    last = L.Dense(3, name="last")
+    model = plain_model(Raw(name="raw"), last) if reader == "layer" else plain_model(last)
+    loss = {
+        "loss": Shrinks(lambda: last.kernel),
+        "loss, as a tensor": Shrinks(lambda: tf.convert_to_tensor(last.kernel.value)),
+        "layer": "mse",
+    }[reader]
+    private = private_model(model=model, loss=loss, metrics=[], wrap={"gradient_engine": engine})
+    path = "raw/scale" if reader == "layer" else "last/kernel"
+    (problem,) = dp.validate(private, x=x, y=y).errors
+    assert problem.where.startswith("The trainable weight '")
+    assert problem.where.endswith(f"{path}'")
+    assert "gradient from there would be lost" in problem.what
+    with pytest.raises(ValueError, match=f"{path}' is read by the loss, or past Keras"):
+        private.fit(x, y, batch_size=60, verbose=0)
+    assert private.ledger.steps == 0
+
+
 def test_one_layer_that_mixes_hides_no_other():
     first, second = (L.Lambda(lambda x: x - keras.ops.mean(x, 0), name=n) for n in ("a", "b"))
     report = validated(Noise(tf.random.normal), first, L.Dense(4), second)

@@ -46,31 +46,41 @@ class ExampleGraph:
 
     def __init__(self, example_loss: ExampleLoss, example: Any):
         self._model = example_loss.model
+        weights = [tf.TensorSpec(v.shape, v.dtype) for v in example_loss.trainable_variables]
         seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
 
         @tf.function(autograph=False)
-        def one_example(x, y, sample_weight, seeds):
-            return example_loss(example_loss.trainable_values(), x, y, sample_weight, seeds)[0]
+        def one_example(weights, x, y, sample_weight, seeds):
+            return example_loss(weights, x, y, sample_weight, seeds)[0]
 
         @tf.function(autograph=False)
-        def gradient(x, y, sample_weight, seeds):
-            weights = example_loss.trainable_values()
+        def gradient(weights, x, y, sample_weight, seeds):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(weights)
                 loss = example_loss(weights, x, y, sample_weight, seeds)[0]
             return tape.gradient(loss, weights, unconnected_gradients="zero")
 
-        self._graph = self._whole = one_example.get_concrete_function(*example, seeds).graph
+        self._graph = self._whole = one_example.get_concrete_function(
+            weights, *example, seeds
+        ).graph
         if any("_gradient_op_type" in node.attr for node in _nodes(self._graph)):
-            self._whole = gradient.get_concrete_function(*example, seeds).graph
+            self._whole = gradient.get_concrete_function(weights, *example, seeds).graph
 
     def check(self) -> None:
         """Raises ValueError for the first of `problems`."""
         raise_first(self.problems())
 
     def problems(self) -> Iterator[Problem]:
-        """Yields the `state_problems` of layers and loss."""
-        return state_problems(self._whole, "a layer or the loss", self._model.variables)
+        """Yields the `state_problems` of layers and loss, and weights whose gradient gets lost."""
+        yield from state_problems(self._whole, "a layer or the loss", self._model.variables)
+        for variable in read_by(self._whole, self._model.trainable_variables):
+            yield Problem(
+                f"The trainable weight {variable.path!r}",
+                "is read by the loss, or past Keras (`_value`): its gradient from there would be "
+                "lost",
+                "Read it in the `call` of a layer, by its attribute; what the loss has of it can "
+                "be a regularizer, or an `add_loss` of that layer.",
+            )
 
     def control_flow(self) -> str | None:
         """Returns the name of a loop or a branch in the graph, or None."""
@@ -79,6 +89,17 @@ class ExampleGraph:
     def shaped_by_values(self) -> str | None:
         """Returns the name of an operation whose output's shape depends on values, or None."""
         return shaped_by_values(self._graph)
+
+
+def read_by(traced: tf.Graph, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Returns those of the variables that a `FuncGraph` reads itself, and is not given."""
+    handles = {id(outer) for outer, _ in traced.captures}
+
+    def is_read(variable):
+        copies = replicas.copies(variable.value)
+        return any(id(getattr(held, "handle", None)) in handles for held in copies)
+
+    return [v for v in variables if is_read(v)]
 
 
 def control_flow(traced: tf.Graph) -> str | None:

@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import RowGradients, Rows
-from tf_adadp.distribution import replicas
 from tf_adadp.gradients import forms
 from tf_adadp.gradients.dilation import rows_together
+from tf_adadp.gradients.example_graph import read_by
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.ghost import chains, penalties, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
@@ -223,7 +223,6 @@ class Trace:
         operations = graph.get_operations()
         self._layers = self._layers_of_operations(operations)
         follower.advance(operations)
-        self._check_reads(graph)
         batch_size = tf.shape(tf.nest.flatten(x)[0])[0]
         ys, upstream = [], []
         predictions = [t for t in tf.nest.flatten(y_pred) if tf.is_tensor(t)]
@@ -250,6 +249,7 @@ class Trace:
         losses = tf.add_n([losses, *added])
         uses = [op for op in follower.uses if not _only_passes_on(op)]
         self._find_parts(graph, ys, upstream, uses, trainable)
+        self._check_reads(graph)
         self._gradients = [
             self._sum_of_parts(number, variable, batch_size)
             for number, variable in enumerate(self.example_loss.trainable_variables)
@@ -358,15 +358,9 @@ class Trace:
 
     def _check_reads(self, graph):
         """Refuses trainable variables that are read past Keras: their gradient would be lost."""
-        handles = {
-            id(getattr(held, "handle", None))
-            for v in self.example_loss.trainable_variables
-            for held in replicas.copies(v.value)
-        }
-        for outer, _ in graph.captures:
-            if id(outer) in handles:
-                reason = "a trainable weight is read past Keras (`_value`)"
-                raise CannotFollow(reason, unknown=True)
+        for variable in read_by(graph, self.example_loss.trainable_variables):
+            reason = f"the trainable weight {variable.path!r} is read past Keras, or by the loss"
+            raise CannotFollow(reason, unknown=True)
 
     def _layer_of(self, op):
         """The innermost layer whose call made an operation, or the model."""
