@@ -286,14 +286,14 @@ def test_an_exception_in_the_middle_of_a_trace_leaves_the_model_as_it_was():
             return x
 
     x, y = lot_data(loud=False)
-    dense = L.Dense(3)
-    model = sequential(dense, Broken())
+    dense, broken = L.Dense(3), Broken()
+    model = sequential(dense, broken)
     model(x)
     Broken.broken = True
     _, plan = engine_for(model, x, y)
-    assert plan.engine == "vectorized"
-    assert "no batch of unknown size" in plan.reason
-    assert "call" not in vars(dense)
+    assert plan.mapped == (broken.name,)
+    assert "no batch of unknown size" in plan.mixing[0]
+    assert not any("call" in vars(layer) for layer in (dense, broken))
     assert not tf.config.functions_run_eagerly()
     dp.DPModel(model)
 

@@ -460,7 +460,8 @@ def test_training_goes_on_where_a_batch_stops_a_layer():
     x, y = data()
     private = private_model(model=plain_model(Picky()))
     private.model.layers[0].picky = True
-    with pytest.warns(UserWarning, match="cannot be traced for a batch: .*not these"):
+    match = f"Layer {private.model.layers[0].name!r} .*cannot be traced for a batch: not these"
+    with pytest.warns(UserWarning, match=match):
         private.fit(x, y, batch_size=30, verbose=0)
     assert private.ledger.steps == 4
 
@@ -490,6 +491,28 @@ def test_a_loss_that_a_batch_stops(loss, engine):
     with pytest.warns(UserWarning, match=f"{where} .*cannot be traced for a batch"):
         private.fit(x, y, batch_size=60, verbose=0)
     assert private.ledger.steps == 2
+
+
+class Branches(L.Layer):
+    """Branches in Python, which AutoGraph makes an operation of."""
+
+    @tf.function
+    def call(self, x):
+        if keras.ops.sum(x) > 0.0:
+            x = 2.0 * x
+        return x
+
+
+def test_a_layer_that_branches_in_python():
+    """TensorFlow's advice, to write @tf.function, is no way out for who did."""
+    x, y = data()
+    private = private_model(model=plain_model(L.Dense(4), Branches(name="it")))
+    report = dp.validate(private, x=x, y=y)
+    only(report, "warning", "Layer 'it'", "branches, or loops, in Python", "keras.ops.where")
+    assert f"{__file__}:" in report[0].what
+    with pytest.warns(UserWarning, match="Layer 'it' .*branches, or loops, in Python"):
+        private.fit(x, y, batch_size=60, verbose=0)
+    assert private.gradient_plan().mapped == ("it",)
 
 
 class Shrinks(keras.losses.Loss):

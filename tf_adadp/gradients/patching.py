@@ -28,11 +28,14 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def functions_inlined() -> Iterator[None]:
-    """Makes the operations of functions that are called part of the graph that is traced."""
+def functions_inlined(inlined: bool = True) -> Iterator[None]:
+    """Makes the operations of functions that are called part of the graph that is traced, or not.
+
+    Python's `if` and `while` on tensors work in functions that are not, by AutoGraph.
+    """
     with PATCHING:  # the switch is one for all threads
         eagerly = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
+        tf.config.run_functions_eagerly(inlined)
         try:
             yield
         finally:

@@ -32,6 +32,9 @@ _FIXES = (
     (("more than once", "every other one"), _OTHER_AXES),
     (("number of examples", "size of the batch"), "Leave the batch size out of it."),
     (("place in the batch",), "Give constants one entry, or none, along the first axis."),
+    (("in Python on values",),
+     "Write `if` with keras.ops.where, and `while` as a known number of steps; or expect it to be "
+     "mapped over the examples, which is slower."),
     (("traced for a batch",), "Let it work for batches of any size, keras.ops.shape(x)[0]."),
     (("past Keras",), "Read the weight by its attribute of the layer."),
     (("not depend on the examples",), "Let every output depend on the inputs."),

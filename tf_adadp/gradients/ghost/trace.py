@@ -397,8 +397,9 @@ class Trace:
             if any(layer is other for other in self.alone):
                 self._open = layer
                 try:
-                    mapped = AloneCall(layer, call, self._numbers, args, kwargs, self._follower)
-                    outputs = mapped()
+                    with functions_inlined(False):
+                        mapped = AloneCall(layer, call, self._numbers, args, kwargs, self._follower)
+                        outputs = mapped()
                 except CannotMap as cannot:
                     raise CannotFollow(str(cannot), layer, apart=True) from None
                 finally:
@@ -406,8 +407,11 @@ class Trace:
                 self._calls.append(mapped)
                 return outputs
             start = len(graph.get_operations())
-            with _without_loop(layer, args):
-                outputs = call(*args, **kwargs)
+            try:
+                with _without_loop(layer, args):
+                    outputs = call(*args, **kwargs)
+            except Exception as error:  # whatever code of the user's raises on a batch
+                raise CannotFollow(of_error(error, layer), layer) from error
             self._spans.append((start, len(graph.get_operations()), layer))
             return outputs
 

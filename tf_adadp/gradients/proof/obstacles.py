@@ -64,6 +64,8 @@ def of_operation(
 def of_error(error: Exception, layer: keras.Layer | None = None) -> Obstacle:
     """Describes what code of the user's raises while it is traced for a batch."""
     reason = f"it cannot be traced for a batch: {first_line(error)}"
+    if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):  # whose advice is no way out
+        reason = "it branches, or loops, in Python on values of tensors"
     return _placed([traceback.extract_tb(error.__traceback__)], reason, layer)
 
 
