@@ -1,5 +1,7 @@
 """All problems of a model at once, by the rules of training; and layers that changed since."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -365,6 +367,38 @@ def test_a_recurrent_layer_over_many_steps_is_not_followed():
     model = keras.Sequential([keras.Input((80, 2)), L.GRU(2, name="it"), L.Dense(3)])
     report = dp.validate(model, crossentropy())
     only(report, "warning", "Layer 'it'", "the layer 'it' loops", "mapped")
+
+
+@keras.saving.register_keras_serializable()  # Bidirectional copies by the config
+def centred(x):
+    return keras.ops.tanh(x - keras.ops.mean(x, 0))
+
+
+def penalty(weight):
+    return keras.ops.sum(keras.ops.square(weight))
+
+
+@pytest.mark.parametrize(
+    ("make", "announced"),
+    [
+        (lambda: L.SimpleRNN(2, activation=centred), True),
+        (lambda: L.Bidirectional(L.GRU(2, recurrent_activation=centred)), True),
+        (lambda: L.RNN([L.LSTMCell(2), L.LSTMCell(2, activation=centred)]), True),
+        (lambda: L.SimpleRNN(2, activation=tf.tanh, kernel_regularizer=penalty), False),
+        (lambda: L.LSTM(2), False),
+    ],
+)
+def test_training_warns_of_activations_in_long_loops(make, announced):
+    """A function of the user's may mix examples in every step."""
+    model = keras.Sequential([keras.Input((80, 2)), make(), L.Dense(3)])
+    x = np.ones((ROWS, 80, 2), np.float32)
+    report = dp.validate(model, crossentropy(), x, data()[1])
+    assert ["loops" in problem.what for problem in report] in ([True], [True] * 2)
+    private = private_model(model=model, metrics=[])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        private.fit(x, data()[1], batch_size=60, steps_per_epoch=1, verbose=0)
+    assert any("loops" in str(w.message) for w in caught) == announced
 
 
 def test_axes_of_unknown_size_are_followed_at_one_length():

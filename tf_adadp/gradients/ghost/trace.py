@@ -424,10 +424,17 @@ def _without_loop(layer, args):
         return contextlib.nullcontext()
     shape = args[0].shape if args and tf.is_tensor(args[0]) else [None, None]
     if len(shape) < 2 or shape[1] is None or shape[1] > _LONGEST_UNROLLED:
-        is_kerass = all(is_kerass_own(type(p).call, "layers") for p in layers_of(layer))
+        is_kerass = all(map(_is_kerass, layers_of(layer)))
         reason = f"the layer {layer.name!r} loops"
         raise CannotFollow(reason, layer, unknown=True, by_keras=is_kerass)
     return replaced(layer, unroll=True)
+
+
+def _is_kerass(layer):
+    """Whether the code of a layer is Keras's, and its activations are Keras's or TensorFlow's."""
+    activations = (f for name, f in vars(layer).items() if name.endswith("activation"))
+    libraries = {f.__module__.partition(".")[0] for f in activations if callable(f)}
+    return is_kerass_own(type(layer).call, "layers") and libraries <= {"keras", "tensorflow"}
 
 
 def _only_passes_on(op):
