@@ -4,6 +4,9 @@ An exception that depends on a record reveals that record. On a CPU TensorFlow r
 beyond a table and at a label beyond the classes. Here the index gives NaN, as `keras.ops.take` does
 on the JAX backend, and the label a loss of NaN. Their gradients are not finite, so these examples
 contribute nothing, and no other example is affected.
+
+Not covered are other operations that refuse values: scattering by computed indices, a division of
+integers by 0, and inverses, solutions and Cholesky factors of matrices.
 """
 
 import contextlib
