@@ -8,6 +8,7 @@ from .accounting import PrivacyLedger as PrivacyLedger
 from .accounting import PrivacyWarning as PrivacyWarning
 from .callbacks import PrivacyCallback as PrivacyCallback
 from .clipping import ClippedSums as ClippedSums
+from .clipping import QuantileClip as QuantileClip
 from .distribution import replicas as replicas
 from .distribution import workers as workers
 from .gradients import clipped_sum as clipped_sum

@@ -36,6 +36,12 @@ OPTIMIZERS = {
     ),
     "dpnadam": lambda **k: dp.make_private(keras.optimizers.Nadam)(**k),
     "dpadadelta": lambda **k: dp.make_private(keras.optimizers.Adadelta)(**k),
+    "quantile_dpsgd": lambda **k: dp.DPSGD(l2_norm_clip=dp.QuantileClip(), **k),
+    "quantile_adadp": lambda **k: dp.ADADP(
+        l2_norm_clip=dp.QuantileClip(0.3, initial_norm=0.1, budget_share=0.2), **k
+    ),
+    "quantile_adaclip": lambda **k: dp.AdaCliP(l2_norm_clip=dp.QuantileClip(0.9), **k),
+    "quantile_dpopt": lambda **k: dp.DPOPT(l2_norm_clip=dp.QuantileClip(), **k),
     "adan_local": lambda **k: dp.ADAN(clipping="local", local_clip_factor=0.7, **k),
 }
 SHAPES = {"first/kernel": (7, 5), "first/bias": (5,), "second/kernel": (2, 3, 5, 1), "scale": ()}

@@ -72,8 +72,9 @@ def test_the_bound_is_reached(trained):
     stddevs = trained.clipping_set().noise_stddev(SIGMA, len(SHAPES))
     example = [
         1e4 * tf.broadcast_to(s, shape)[None] / tf.reduce_max(s)
-        for s, shape in zip(stddevs, SHAPES.values(), strict=True)
+        for s, shape in zip(stddevs[: len(SHAPES)], SHAPES.values(), strict=True)
     ]
+    # Its count, where there is one, moves in full as well.
     # Automatic clipping approaches the bound; a box with other noise than ADADP's meets it there
     # as well, for its corner is where the noise is largest.
     assert moved_by(trained, [e[:0] for e in example], example) == pytest.approx(1.0, rel=1e-4)
@@ -91,7 +92,7 @@ def test_a_set_that_is_too_large_for_its_noise_is_caught(trained):
     stddevs = trained.clipping_set().noise_stddev(SIGMA, len(SHAPES))
     example = [
         1e4 * tf.broadcast_to(s, shape)[None] / tf.reduce_max(s)
-        for s, shape in zip(stddevs, SHAPES.values(), strict=True)
+        for s, shape in zip(stddevs[: len(SHAPES)], SHAPES.values(), strict=True)
     ]
     assert 1.01 * moved_by(trained, [e[:0] for e in example], example) > 1 + 1e-5
 

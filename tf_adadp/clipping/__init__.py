@@ -8,6 +8,8 @@
 | `Ellipsoid` | ‖v/b‖₂ ≤ 1 | σ*·b |
 | `Switch` | one of two sets | that set's |
 
+`QuantileClip` is a clip norm that follows a quantile of the gradients' norms.
+
 `base` says what a set is and what its noise must meet. A set of your own is a subclass of
 `ClippingSet` that an optimizer returns from `clipping_set`; it needs no registration.
 """
@@ -16,6 +18,7 @@ from tf_adadp.clipping.balls import L2Ball, LayerBalls, bounds_for
 from tf_adadp.clipping.base import ClippedSums, ClippingSet
 from tf_adadp.clipping.box import Box
 from tf_adadp.clipping.ellipsoid import Ellipsoid
+from tf_adadp.clipping.quantile import CountedRows, QuantileClip
 from tf_adadp.clipping.row_gradients import AxisScales, RowGradients, Rows
 from tf_adadp.clipping.switch import Switch
 
@@ -24,9 +27,11 @@ __all__ = [
     "Box",
     "ClippedSums",
     "ClippingSet",
+    "CountedRows",
     "Ellipsoid",
     "L2Ball",
     "LayerBalls",
+    "QuantileClip",
     "RowGradients",
     "Rows",
     "Switch",

@@ -19,16 +19,18 @@ from tf_adadp.clipping.base import (
 class L2Ball(ScaledRows):
     """‖v‖₂ ≤ C over all variables: v = g·min(1, C/‖g‖₂), s = σ*·C.
 
-    DP-SGD (Abadi et al. 2016, Algorithm 1). For a radius that is a tensor, use
-    `Ellipsoid([radius] * num_variables)`.
+    DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     Args:
-        l2_norm_clip: C, a number in [1e-10, 1e10].
+        l2_norm_clip: C, a number in [1e-10, 1e10]; or a scalar tensor in that range, a function of
+            released state and public constants only.
         gamma: None, or γ in [1e-10, 1e10] for v = C·g/(‖g‖₂ + γ) (AUTO-S, see `ScaledRows`).
     """
 
-    def __init__(self, l2_norm_clip: float, gamma: float | None = None):
-        self._l2_norm_clip = check_bound("l2_norm_clip", l2_norm_clip)
+    def __init__(self, l2_norm_clip: float | tf.Tensor, gamma: float | None = None):
+        if not tf.is_tensor(l2_norm_clip):
+            l2_norm_clip = check_bound("l2_norm_clip", l2_norm_clip)
+        self._l2_norm_clip = l2_norm_clip
         self._gamma = check_gamma(gamma)
 
     def _divisors(self, squares):

@@ -168,7 +168,7 @@ class ScaledRows(ClippingSet):
     def clip(self, grads: Gradients) -> list[tf.Tensor]:
         """See `ClippingSet.clip`: the terms of `clipped_sum`, for tests and inspection."""
         grads = [as_rows(g).materialize() for g in grads]
-        weights, _ = self._weights_and_sums(grads, 1.0)
+        weights, _ = self.weights_and_sums(grads, 1.0)
         clipped = []
         for g, weight, axis_scales in zip(
             grads, weights, self._axis_scales(len(grads)), strict=True
@@ -184,10 +184,10 @@ class ScaledRows(ClippingSet):
 
     def clipped_sum(self, grads: Gradients, mask: tf.Tensor) -> ClippedSums:
         """See `ClippingSet.clipped_sum`; no row is formed that its form can do without."""
-        weights, sums = self._weights_and_sums(grads, cleaned_mask(mask))
+        weights, sums = self.weights_and_sums(grads, cleaned_mask(mask))
         return ClippedSums((f(w) for w, f in zip(weights, sums, strict=True)), self)
 
-    def _weights_and_sums(
+    def weights_and_sums(
         self, grads: Gradients, mask: tf.Tensor | float
     ) -> tuple[list[tf.Tensor], list[Callable[[tf.Tensor], tf.Tensor]]]:
         """Returns mask/divisor (0 for a row that is not finite), and functions of weighted sums."""

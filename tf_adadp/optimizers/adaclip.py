@@ -96,6 +96,8 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
             nesterov=nesterov,
             **kwargs,
         )
+        if self.adapts_clip_norm and scale == "free":
+            self._refuse_quantile_clip('scale="free"', "b follows from the variances alone")
         self.center_decay = center_decay
         self.scale = scale
         self.variance_decay = variance_decay
@@ -127,7 +129,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         else:
             scales = self._ellipsoid_scales()
         center = [tf.convert_to_tensor(a.value) for a in self._center]
-        return sets.Ellipsoid(scales, center, gamma=self._relative_gamma())
+        return self.counted(sets.Ellipsoid(scales, center, gamma=self._relative_gamma()))
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(

@@ -103,6 +103,10 @@ class AdaptiveNoise(DPOptimizer):
                 "over all variables and adapts its shape by itself; give one number."
             )
         super().__init__(**kwargs)
+        if self.adapts_clip_norm and clipping == "local":
+            self._refuse_quantile_clip('clipping="local"', "a box clips by no norm")
+        if self.adapts_clip_norm and prior == "raw":
+            self._refuse_quantile_clip('prior="raw"', "its bounds are the raw gradients' own")
         self.clipping = clipping
         self.prior = prior
         self.warmup_steps = warmup_steps
@@ -154,7 +158,7 @@ class AdaptiveNoise(DPOptimizer):
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
             scales = self._ellipsoid_scales()
-            return sets.Ellipsoid(scales, gamma=self._relative_gamma())
+            return self.counted(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
         kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         bounds = self._shape_layout.unpack([scale * r for r in kept])
@@ -168,7 +172,8 @@ class AdaptiveNoise(DPOptimizer):
 
     def _ellipsoid_scales(self):
         """C·r, per variable."""
-        return self._shape_layout.unpack([self.l2_norm_clip * r for r in self._shape_vectors()])
+        norm = self.clip_norm()
+        return self._shape_layout.unpack([norm * r for r in self._shape_vectors()])
 
     def _relative_gamma(self):
         """γ in the metric of the ellipsoid, where the clip norm is 1."""

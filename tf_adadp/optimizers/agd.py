@@ -132,6 +132,8 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
             secure_noise=secure_noise,
             name=name,
         )
+        if self.adapts_clip_norm:
+            self._refuse_quantile_clip("AGD", "its measurements are of many lots, at one C")
         self.total_epsilon = total_epsilon
         self.total_delta = total_delta
         self.splits = check_integer("splits", splits, at_least=1)

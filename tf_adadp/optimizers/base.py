@@ -45,8 +45,9 @@ class DPOptimizer(guards.Guards, Charged):
             default: an optimizer made with None has a configuration, but raises a ValueError when
             it is compiled, charged or asked to release. 0 only with `allow_no_noise=True`, charged
             ε = ∞.
-        l2_norm_clip: C > 0, or a dict {variable path prefix: bound} for one ball per prefix; the
-            longest prefix wins and every trainable variable must match one.
+        l2_norm_clip: C > 0; or a `QuantileClip`, for a C that follows the gradients' norms; or a
+            dict {variable path prefix: bound} for one ball per prefix: the longest prefix wins and
+            every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
             to l2_norm_clip, small ones up as well (AUTO-S, Bu et al. 2022), see `AutoSGD`. Not
             for boxes, which know no norm.
@@ -87,7 +88,7 @@ class DPOptimizer(guards.Guards, Charged):
         learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | None = None,
         *,
         noise_multiplier: float | None = None,
-        l2_norm_clip: float | dict[str, float] = 1.0,
+        l2_norm_clip: float | dict[str, float] | clipping.QuantileClip = 1.0,
         automatic_clipping: float | None = None,
         microbatch_size: int = 1,
         augmentation_multiplicity: int = 1,
@@ -104,6 +105,10 @@ class DPOptimizer(guards.Guards, Charged):
         self.noise_multiplier = noise_multiplier
         self._l2_norm_clip = guards.check_clip(l2_norm_clip)
         self.automatic_clipping = guards.check_automatic_clipping(automatic_clipping)
+        if self.adapts_clip_norm and automatic_clipping is not None:
+            self._refuse_quantile_clip(
+                f"automatic_clipping={automatic_clipping!r}", "it clips by no norm: C is a factor"
+            )
         self.microbatch_size = guards.check_microbatch_size(microbatch_size)
         self.augmentation_multiplicity = check_integer(
             "augmentation_multiplicity", augmentation_multiplicity, at_least=1
@@ -117,10 +122,21 @@ class DPOptimizer(guards.Guards, Charged):
         self._build_failed = False
 
     @property
-    def l2_norm_clip(self) -> float | dict[str, float]:
-        """C, or a copy of the dict of bounds."""
+    def l2_norm_clip(self) -> float | dict[str, float] | clipping.QuantileClip:
+        """C, or how it is adapted, or a copy of the dict of bounds."""
         clip = self._l2_norm_clip
-        return clip if isinstance(clip, float) else dict(clip)
+        return dict(clip) if isinstance(clip, tuple) else clip
+
+    @property
+    def adapts_clip_norm(self) -> bool:
+        """Whether C follows a quantile, and every sum is followed by a count."""
+        return isinstance(self._l2_norm_clip, clipping.QuantileClip)
+
+    def clip_norm(self) -> float | tf.Tensor:
+        """Returns C of the next step: a constant, or a scalar tensor that follows from releases."""
+        return (
+            tf.convert_to_tensor(self._norm.value) if self.adapts_clip_norm else self.l2_norm_clip
+        )
 
     # State
 
@@ -130,9 +146,13 @@ class DPOptimizer(guards.Guards, Charged):
             self._check_variables(variables)
             return
         with self._building():
-            clipping.bounds_for(_paths(variables), self.l2_norm_clip)  # checks the prefixes
+            if not self.adapts_clip_norm:
+                clipping.bounds_for(_paths(variables), self.l2_norm_clip)  # checks the prefixes
             super().build(variables)
             self.built = False
+            if self.adapts_clip_norm:
+                self._norm = self._add_state((), "clip_norm")
+                self._norm.assign(self.l2_norm_clip.initial_norm)
             self._build_private(variables)
             self.built = True
         self.charges.attach(variables)
@@ -154,10 +174,20 @@ class DPOptimizer(guards.Guards, Charged):
 
     def clipping_set(self) -> clipping.ClippingSet:
         """Returns the set K of this step, from released state only."""
+        if self.adapts_clip_norm:
+            return self.counted(clipping.L2Ball(self.clip_norm()))
         bounds = clipping.bounds_for(_paths(self._trainable_variables), self.l2_norm_clip)
         if isinstance(bounds, float):
             return clipping.L2Ball(bounds, gamma=self.automatic_clipping)
         return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
+
+    def counted(self, clipping_set: clipping.ClippingSet) -> clipping.ClippingSet:
+        """Returns a set of norm `clip_norm()`, made to count the rows inside for a `QuantileClip`.
+
+        For a `clipping_set` of your own; `clipping_set` is a ball or an ellipsoid. Any set is
+        returned as it is where C is a number.
+        """
+        return self.l2_norm_clip.counted(clipping_set) if self.adapts_clip_norm else clipping_set
 
     def step_on_lot(
         self,
@@ -229,7 +259,9 @@ class DPOptimizer(guards.Guards, Charged):
                 is a `tf.errors.InvalidArgumentError`, when it runs.
         """
         self._require_noise_multiplier()
-        self._check_sums(sums, type(self).clipping_set is not DPOptimizer.clipping_set)
+        self._check_sums(
+            sums, self.adapts_clip_norm or type(self).clipping_set is not DPOptimizer.clipping_set
+        )
         guards.check_lot_size(expected_lot_size)
         guards.check_regularization(regularization_gradients, self._trainable_variables)
         lot = getattr(sums, "lot", None)
@@ -247,6 +279,10 @@ class DPOptimizer(guards.Guards, Charged):
         """Returns g̃: the noisy mean plus the public constant a."""
         clipping_set = getattr(sums, "clipping_set", None) or self.clipping_set()
         released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
+        if self.adapts_clip_norm:
+            *released, count = released
+            *stddevs, _ = stddevs
+            self._norm.assign(self.l2_norm_clip.next_norm(self.clip_norm(), count))
         self._observe(released, stddevs)
         if clipping_set.center is not None:
             released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
@@ -254,7 +290,7 @@ class DPOptimizer(guards.Guards, Charged):
 
     def _noisy_mean(self, clipping_set, sums, expected_lot_size):
         """Returns the noisy mean gradient and its noise standard deviation."""
-        stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(sums))
+        stddevs = clipping_set.noise_stddev(self.noise_multiplier, len(self._trainable_variables))
         # A fresh key lives and dies with its own counter, so no restored step can make it meet the
         # same counter twice; a seeded one follows the step, so that a run can be repeated.
         release = self._noise_key.next_step()
@@ -361,7 +397,7 @@ class DPOptimizer(guards.Guards, Charged):
 
     def step_logs(self) -> dict[str, tf.Tensor]:
         """Returns scalars for the logs, by name, of released quantities only."""
-        return {}
+        return {"clip_norm": self.clip_norm()} if self.adapts_clip_norm else {}
 
     # Around it
 
@@ -396,7 +432,7 @@ class DPOptimizer(guards.Guards, Charged):
             config.pop(name, None)
         config.update(
             noise_multiplier=self.noise_multiplier,
-            l2_norm_clip=self.l2_norm_clip,
+            l2_norm_clip=keras.saving.serialize_keras_object(self.l2_norm_clip),
             automatic_clipping=self.automatic_clipping,
             microbatch_size=self.microbatch_size,
             augmentation_multiplicity=self.augmentation_multiplicity,

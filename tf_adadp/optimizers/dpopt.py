@@ -129,6 +129,8 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             nesterov=nesterov,
             **kwargs,
         )
+        if self.adapts_clip_norm and variant == "printed":
+            self._refuse_quantile_clip('variant="printed"', "the noise of the print fits one ball")
         self.directions = directions
         self.direction_noise_multiplier = direction_noise_multiplier
         self.direction_decay = direction_decay
@@ -198,7 +200,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     ) -> tf.Tensor:
         """One step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
-            ball = sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
+            ball = sets.L2Ball(self.clip_norm(), gamma=self.automatic_clipping)
             seed = self.example_seed()
             sums, _ = self._clipped_sum(engine, lot, ball, seed, expected_lot_size)
             self._release_directions(sums)
@@ -232,7 +234,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     def _release_directions(self, sums):
         """Takes w from a clipped sum over the ball, with noise of multiplier σ_w."""
         guards.check_shapes(sums, self._trainable_variables)
-        ball = sets.L2Ball(self.l2_norm_clip)
+        ball = sets.L2Ball(self.clip_norm())
         stddevs = ball.noise_stddev(self.direction_noise_multiplier, len(sums))
         release = self._direction_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)

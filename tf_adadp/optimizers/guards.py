@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import __version__
-from tf_adadp.clipping import ClippedSums, L2Ball
+from tf_adadp.clipping import ClippedSums, CountedRows, L2Ball, QuantileClip
 from tf_adadp.utils.checks import check_integer, check_number
 
 # Methods that a class could override in 0.1: a charge that it adds there would be lost.
@@ -124,6 +124,10 @@ class Guards:
         Raises:
             ValueError: on a configuration that this version cannot honour, as a whole.
         """
+        clip = config.get("l2_norm_clip")
+        if isinstance(clip, dict) and "class_name" in clip:  # not a dict of bounds
+            clip = keras.saving.deserialize_keras_object(clip)
+            config = {**config, "l2_norm_clip": clip}
         try:
             parameters = inspect.signature(cls.__init__).parameters.values()
             if "noise_multiplier" not in config and any(
@@ -149,6 +153,12 @@ class Guards:
                 "tf_adadp.accounting.calibrate_noise_multiplier(target_epsilon=2.0, delta=1e-5, "
                 "sampling_probability=256 / 60000, steps=2000)."
             )
+
+    def _refuse_quantile_clip(self, argument, reason):
+        """Raises a ValueError for a clip norm that cannot be adapted."""
+        raise ValueError(
+            f"l2_norm_clip={self.l2_norm_clip!r} with {argument}: {reason}. Give a number."
+        )
 
     def _check_variables(self, variables):
         """Refuses other variables than those that the optimizer was built for."""
@@ -180,7 +190,14 @@ class Guards:
             sums: a clipped sum.
             set_adapts: whether the optimizer's clipping set depends on releases.
         """
-        check_shapes(sums, self._trainable_variables)
+        known = getattr(sums, "clipping_set", None)
+        if self.adapts_clip_norm and known is not None and not isinstance(known, CountedRows):
+            raise ValueError(
+                f"l2_norm_clip={self.l2_norm_clip!r}, and the set that {type(self).__name__} clips "
+                "to does not count the rows inside of it. In its clipping_set, make a set of norm "
+                "self.clip_norm() and return self.counted(that set); or give a number."
+            )
+        check_shapes(sums, self._trainable_variables, counted=self.adapts_clip_norm)
         if isinstance(sums, ClippedSums) and not sums.intact:
             raise ValueError(
                 "sums were changed since they were clipped, so neither their lot nor the noise "
@@ -254,11 +271,16 @@ def check_noise_multiplier(noise_multiplier: Any, allow_no_noise: bool) -> float
     return noise_multiplier
 
 
-def check_clip(l2_norm_clip: Any) -> float | tuple[tuple[str, float], ...]:
-    """Returns l2_norm_clip as a float, or its bounds as pairs (prefix, bound), in no dict that
-    could be changed in place.
+def check_clip(l2_norm_clip: Any) -> float | tuple[tuple[str, float], ...] | QuantileClip:
+    """Returns l2_norm_clip as a float or a QuantileClip, or its bounds as pairs (prefix, bound), in
+    no dict that could be changed in place.
     """
-    wanted = "a finite number above 0, or a dict {variable path prefix: such a number}"
+    wanted = (
+        "a finite number above 0, a dict {variable path prefix: such a number}, or a "
+        "tf_adadp.QuantileClip()"
+    )
+    if isinstance(l2_norm_clip, QuantileClip):
+        return l2_norm_clip
     if not isinstance(l2_norm_clip, dict) or not l2_norm_clip:
         return check_number("l2_norm_clip", l2_norm_clip, wanted, above=0)
     return tuple(
@@ -296,9 +318,11 @@ def check_lot_size(expected_lot_size: Any) -> None:
         check_number("expected_lot_size", known, above=0)
 
 
-def check_shapes(sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
-    """Refuses sums of other shapes than the variables."""
-    shapes = [tuple(v.shape) for v in variables]
+def check_shapes(
+    sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable], *, counted: bool = False
+) -> None:
+    """Refuses sums of other shapes than the variables, followed by a count where there is one."""
+    shapes = [tuple(v.shape) for v in variables] + ([()] if counted else [])
     if [tuple(s.shape) for s in sums] != shapes:
         raise ValueError(
             f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes "

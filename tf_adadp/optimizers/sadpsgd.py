@@ -359,7 +359,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     def step_logs(self) -> dict[str, tf.Tensor]:
         """{"accepted": τ}, a released quantity (unless printed, where ε = ∞)."""
-        return {"accepted": tf.cast(self.accepted.value, tf.float32)}
+        return {**super().step_logs(), "accepted": tf.cast(self.accepted.value, tf.float32)}
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
         """DP-SGD's event, with that of ΔE where energy_data are private; ε = ∞ if printed."""

@@ -1,0 +1,161 @@
+"""A clip norm that need not be chosen: it follows a quantile of the gradients' norms."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.clipping.base import (
+    ClippedSums,
+    ClippingSet,
+    Gradients,
+    ScaledRows,
+    cleaned_mask,
+    stddev,
+)
+from tf_adadp.utils.checks import check_number
+
+# What float32 can square, with room for the scales of an ellipsoid.
+_SMALLEST_NORM, _LARGEST_NORM = 1e-6, 1e6
+
+
+@keras.saving.register_keras_serializable(package="tf_adadp")
+class QuantileClip:
+    """Adapts the clip norm C until a given share of the examples is left unclipped.
+
+        b̃ = (Σ_x (1[‖g_x‖ ≤ C] − ½) + N(0, σ_b²)) / L + ½       released beside the gradient
+        C ← C · exp(−η_C · (b̃ − γ))
+
+    (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", Algorithm 1.)
+    Give it as the clip norm of an optimizer that has one: `dp.ADADP(l2_norm_clip=
+    dp.QuantileClip(), noise_multiplier=1.0)`. ‖·‖ is the norm that the optimizer clips by: of the
+    whole gradient, for an ellipsoid in the metric of its shape, of a microbatch's mean gradient
+    where microbatches are clipped.
+
+    Guarantee: that of the optimizer at its noise_multiplier σ*, under every sampling law. The
+    count is one more coordinate of the vector that a step releases, in which an example contributes
+    ±½, a record more or less moves it by ½, and one replaced, or a microbatch changed, by 1. With
+    the share ρ of the step's budget for it,
+
+        σ_b = σ* / (2·√ρ),   noise of the sum = σ*·C / √(1 − ρ),   so that
+        ‖Δ sum‖²/(noise of the sum)² + (½)²/σ_b² ≤ (1 − ρ)/σ*² + ρ/σ*² = 1/σ*²
+
+    which is rule (R) of `tf_adadp.clipping` for the two together: one Gaussian mechanism of
+    multiplier σ*, and nothing further to charge. C follows from releases alone.
+
+    Args:
+        quantile: γ in (0, 1), the share of examples to leave unclipped.
+        initial_norm: C of the first step, in [1e-6, 1e6]. It may be far off: C moves by a factor
+            of up to exp(η_C·max(γ, 1 − γ)) at every step, 1.1 at the defaults.
+        learning_rate: η_C > 0.
+        budget_share: ρ in (0, 1). At 0.01 the sum has 0.5 % more noise than without.
+
+    Raises:
+        ValueError: on an argument that is out of range.
+    """
+
+    def __init__(
+        self,
+        quantile: float = 0.5,
+        *,
+        initial_norm: float = 1.0,
+        learning_rate: float = 0.2,
+        budget_share: float = 0.01,
+    ):
+        self._quantile = check_number("quantile", quantile, above=0, below=1)
+        self._initial_norm = check_number(
+            "initial_norm", initial_norm, at_least=_SMALLEST_NORM, at_most=_LARGEST_NORM
+        )
+        self._learning_rate = check_number("learning_rate", learning_rate, above=0)
+        self._budget_share = check_number("budget_share", budget_share, above=0, below=1)
+
+    @property
+    def initial_norm(self) -> float:
+        """C of the first step."""
+        return self._initial_norm
+
+    def counted(self, clipping_set: ScaledRows) -> "CountedRows":
+        """Returns a set that releases the count beside the sums."""
+        return CountedRows(clipping_set, self._budget_share)
+
+    def next_norm(self, norm: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Returns C of the next step.
+
+        Args:
+            norm: C of this one.
+            count: the released count over L, b̃ − ½.
+        """
+        error = count + 0.5 - self._quantile
+        # No release, however far off, moves C by more than a whole lot on one side would: noise of
+        # small lots is many times L.
+        error = tf.clip_by_value(error, -1.0, 1.0)
+        return tf.clip_by_value(
+            norm * tf.exp(-self._learning_rate * error), _SMALLEST_NORM, _LARGEST_NORM
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {
+            "quantile": self._quantile,
+            "initial_norm": self._initial_norm,
+            "learning_rate": self._learning_rate,
+            "budget_share": self._budget_share,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "QuantileClip":
+        """Makes it from what `get_config` returned."""
+        return cls(**config)
+
+    def __repr__(self):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"QuantileClip({arguments})"
+
+
+class CountedRows(ClippingSet):
+    """K × [−½, ½]: the rows clipped into K, and how many of them K leaves as they are.
+
+    `clipped_sum` has one more entry than there are variables, the scalar Σ_x mask_x·(1[g_x ∈ K] −
+    ½) over the finite rows, and `noise_stddev` its noise. See `QuantileClip` for the guarantee.
+
+    Args:
+        clipping_set: K, a set with one norm: an `L2Ball` or an `Ellipsoid`.
+        budget_share: ρ in (0, 1).
+    """
+
+    def __init__(self, clipping_set: ScaledRows, budget_share: float):
+        self._clipping_set = clipping_set
+        self._share = budget_share
+
+    @property
+    def center(self) -> list[tf.Tensor] | None:
+        """See `ClippingSet.center`: that of K."""
+        return self._clipping_set.center
+
+    def clip(self, grads: Gradients) -> list[tf.Tensor]:
+        """Clips each row into K, the count left out."""
+        return self._clipping_set.clip(grads)
+
+    def clipped_sum(self, grads: Gradients, mask: tf.Tensor) -> ClippedSums:
+        """Returns K's clipped sum, followed by the count."""
+        mask = cleaned_mask(mask)
+        weights, sums = self._clipping_set.weights_and_sums(grads, mask)
+        # A row inside of K is divided by exactly 1. One that is not finite has weight 0.
+        outside = tf.where(weights[0] > 0.0, -0.5, 0.0)
+        inside = tf.where(weights[0] >= mask, 0.5, outside)
+        clipped = [weighted_sum(w) for w, weighted_sum in zip(weights, sums, strict=True)]
+        return ClippedSums([*clipped, tf.reduce_sum(mask * inside)], self)
+
+    def noise_stddev(
+        self, noise_multiplier: float | tf.Tensor, num_variables: int
+    ) -> list[tf.Tensor]:
+        """Returns s of the variables, of multiplier σ*/√(1 − ρ), and σ_b of the count."""
+        of_sum = stddev(noise_multiplier, 1 / math.sqrt(1 - self._share))
+        of_count = stddev(noise_multiplier, 0.5 / math.sqrt(self._share))
+        return [*self._clipping_set.noise_stddev(of_sum, num_variables), of_count]
+
+    def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+        """See `ClippingSet.zero_sums`."""
+        return [*self._clipping_set.zero_sums(shapes), tf.zeros([])]
