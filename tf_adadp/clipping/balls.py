@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_adadp.clipping.base import (
+    LARGEST_BOUND,
+    SMALLEST_BOUND,
     ScaledRows,
     check_bound,
     check_gamma,
@@ -22,19 +24,23 @@ class L2Ball(ScaledRows):
     DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     Args:
-        l2_norm_clip: C, a number in [1e-10, 1e10]; or a scalar tensor in that range, a function of
-            released state and public constants only.
+        l2_norm_clip: C, a number in [1e-10, 1e10]; or a scalar tensor, a function of released state
+            and public constants only, which is pulled into that range.
         gamma: None, or γ in [1e-10, 1e10] for v = C·g/(‖g‖₂ + γ) (AUTO-S, see `ScaledRows`).
     """
 
     def __init__(self, l2_norm_clip: float | tf.Tensor, gamma: float | None = None):
-        if not tf.is_tensor(l2_norm_clip):
-            l2_norm_clip = check_bound("l2_norm_clip", l2_norm_clip)
-        self._l2_norm_clip = l2_norm_clip
-        self._gamma = check_gamma(gamma)
+        if tf.is_tensor(l2_norm_clip):
+            # As it is now: a variable may change before the noise is drawn. And a radius below 0
+            # would clip nothing.
+            radius = tf.cast(tf.convert_to_tensor(l2_norm_clip), tf.float32)
+            self._l2_norm_clip = tf.clip_by_value(radius, SMALLEST_BOUND, LARGEST_BOUND)
+        else:
+            self._l2_norm_clip = check_bound("l2_norm_clip", l2_norm_clip)
+        self.gamma = check_gamma(gamma)
 
     def _divisors(self, squares):
-        return [divisor(upper_norm(squares), self._l2_norm_clip, self._gamma)] * len(squares)
+        return [divisor(upper_norm(squares), self._l2_norm_clip, self.gamma)] * len(squares)
 
     def noise_stddev(
         self, noise_multiplier: float | tf.Tensor, num_variables: int
@@ -67,14 +73,14 @@ class LayerBalls(ScaledRows):
                 f"groups={list(self._groups)} for {len(self._bounds)} bounds: give each variable "
                 f"the index (0 to {len(self._bounds) - 1}) of its group, and leave no group empty."
             )
-        self._gamma = check_gamma(gamma)
+        self.gamma = check_gamma(gamma)
 
     def _divisors(self, squares):
         check_length("groups", self._groups, len(squares))
         divisors = []
         for group, bound in enumerate(self._bounds):
             members = [s for s, of in zip(squares, self._groups, strict=True) if of == group]
-            divisors.append(divisor(upper_norm(members), bound, self._gamma))
+            divisors.append(divisor(upper_norm(members), bound, self.gamma))
         return [divisors[group] for group in self._groups]
 
     def noise_stddev(

@@ -28,7 +28,7 @@ from tf_adadp.utils.checks import check_number
 Gradients = Sequence[tf.Tensor | RowGradients]
 
 # Squares of entries below 1e-19 are lost to underflow; above this bound they cannot matter.
-_SMALLEST_BOUND, _LARGEST_BOUND = 1e-10, 1e10
+SMALLEST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 
 
 class ClippedSums(list):
@@ -209,10 +209,9 @@ def check_bound(name: str, value: float) -> float:
     return check_number(
         name,
         value,
-        f"a number in [{_SMALLEST_BOUND:g}, {_LARGEST_BOUND:g}] (float32 cannot square norms "
-        "beyond)",
-        at_least=_SMALLEST_BOUND,
-        at_most=_LARGEST_BOUND,
+        f"a number in [{SMALLEST_BOUND:g}, {LARGEST_BOUND:g}] (float32 cannot square norms beyond)",
+        at_least=SMALLEST_BOUND,
+        at_most=LARGEST_BOUND,
     )
 
 

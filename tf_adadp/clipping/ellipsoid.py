@@ -37,7 +37,7 @@ class Ellipsoid(ScaledRows):
         center = [None] * len(scales) if center is None else center
         check_length("center", center, len(scales))
         self._blocks = tuple(AxisScales(b, a) for b, a in zip(scales, center, strict=True))
-        self._gamma = check_gamma(gamma)
+        self.gamma = check_gamma(gamma)
 
     @property
     def center(self) -> list[tf.Tensor] | None:
@@ -50,7 +50,7 @@ class Ellipsoid(ScaledRows):
         return self._blocks
 
     def _divisors(self, squares):
-        return [divisor(upper_norm(squares), 1.0, self._gamma)] * len(squares)
+        return [divisor(upper_norm(squares), 1.0, self.gamma)] * len(squares)
 
     def noise_stddev(
         self, noise_multiplier: float | tf.Tensor, num_variables: int

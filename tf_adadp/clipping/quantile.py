@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_adadp.clipping.balls import L2Ball
 from tf_adadp.clipping.base import (
     ClippedSums,
     ClippingSet,
@@ -15,6 +16,8 @@ from tf_adadp.clipping.base import (
     cleaned_mask,
     stddev,
 )
+from tf_adadp.clipping.ellipsoid import Ellipsoid
+from tf_adadp.clipping.row_gradients import ROUNDOFF
 from tf_adadp.utils.checks import check_number
 
 # What float32 can square, with room for the scales of an ellipsoid.
@@ -26,7 +29,7 @@ class QuantileClip:
     """Adapts the clip norm C until a given share of the examples is left unclipped.
 
         b̃ = (Σ_x (1[‖g_x‖ ≤ C] − ½) + N(0, σ_b²)) / L + ½       released beside the gradient
-        C ← C · exp(−η_C · (b̃ − γ))
+        C ← C · exp(−η_C · (b̃ − γ)),   b̃ pulled into [0, 1]
 
     (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", Algorithm 1.)
     Give it as the clip norm of an optimizer that has one: `dp.ADADP(l2_norm_clip=
@@ -49,8 +52,8 @@ class QuantileClip:
         quantile: γ in (0, 1), the share of examples to leave unclipped.
         initial_norm: C of the first step, in [1e-6, 1e6]. It may be far off: C moves by a factor
             of up to exp(η_C·max(γ, 1 − γ)) at every step, 1.1 at the defaults.
-        learning_rate: η_C > 0.
-        budget_share: ρ in (0, 1). At 0.01 the sum has 0.5 % more noise than without.
+        learning_rate: η_C in (0, 10].
+        budget_share: ρ in [1e-6, 0.5]. At 0.01 the sum has 0.5 % more noise than without.
 
     Raises:
         ValueError: on an argument that is out of range.
@@ -68,8 +71,8 @@ class QuantileClip:
         self._initial_norm = check_number(
             "initial_norm", initial_norm, at_least=_SMALLEST_NORM, at_most=_LARGEST_NORM
         )
-        self._learning_rate = check_number("learning_rate", learning_rate, above=0)
-        self._budget_share = check_number("budget_share", budget_share, above=0, below=1)
+        self._learning_rate = check_number("learning_rate", learning_rate, above=0, at_most=10)
+        self._budget_share = check_number("budget_share", budget_share, at_least=1e-6, at_most=0.5)
 
     @property
     def initial_norm(self) -> float:
@@ -87,13 +90,10 @@ class QuantileClip:
             norm: C of this one.
             count: the released count over L, b̃ − ½.
         """
-        error = count + 0.5 - self._quantile
-        # No release, however far off, moves C by more than a whole lot on one side would: noise of
-        # small lots is many times L.
-        error = tf.clip_by_value(error, -1.0, 1.0)
-        return tf.clip_by_value(
-            norm * tf.exp(-self._learning_rate * error), _SMALLEST_NORM, _LARGEST_NORM
-        )
+        # A share, however large the noise of a small lot is.
+        unclipped = tf.clip_by_value(count + 0.5, 0.0, 1.0)
+        factor = tf.exp(-self._learning_rate * (unclipped - self._quantile))
+        return tf.clip_by_value(norm * factor, _SMALLEST_NORM, _LARGEST_NORM)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
@@ -121,11 +121,19 @@ class CountedRows(ClippingSet):
     ½) over the finite rows, and `noise_stddev` its noise. See `QuantileClip` for the guarantee.
 
     Args:
-        clipping_set: K, a set with one norm: an `L2Ball` or an `Ellipsoid`.
+        clipping_set: K, an `L2Ball` or an `Ellipsoid` without automatic clipping.
         budget_share: ρ in (0, 1).
+
+    Raises:
+        ValueError: on another set. A subclass may clip, or draw noise, in a way of its own.
     """
 
     def __init__(self, clipping_set: ScaledRows, budget_share: float):
+        if type(clipping_set) not in (L2Ball, Ellipsoid) or clipping_set.gamma is not None:
+            raise ValueError(
+                f"clipping_set={clipping_set!r}: only rows that an L2Ball or an Ellipsoid, without "
+                "automatic clipping, scales down are counted."
+            )
         self._clipping_set = clipping_set
         self._share = budget_share
 
@@ -153,7 +161,8 @@ class CountedRows(ClippingSet):
     ) -> list[tf.Tensor]:
         """Returns s of the variables, of multiplier σ*/√(1 − ρ), and σ_b of the count."""
         of_sum = stddev(noise_multiplier, 1 / math.sqrt(1 - self._share))
-        of_count = stddev(noise_multiplier, 0.5 / math.sqrt(self._share))
+        # Rounded upwards, as norms are.
+        of_count = stddev(noise_multiplier, 0.5 / math.sqrt(self._share) * (1 + 8 * ROUNDOFF))
         return [*self._clipping_set.noise_stddev(of_sum, num_variables), of_count]
 
     def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:

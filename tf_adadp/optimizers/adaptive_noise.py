@@ -158,7 +158,7 @@ class AdaptiveNoise(DPOptimizer):
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
             scales = self._ellipsoid_scales()
-            return self.counted(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
+            return self.counting(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
         kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         bounds = self._shape_layout.unpack([scale * r for r in kept])
@@ -172,7 +172,7 @@ class AdaptiveNoise(DPOptimizer):
 
     def _ellipsoid_scales(self):
         """C·r, per variable."""
-        norm = self.clip_norm()
+        norm = self.current_clip_norm()
         return self._shape_layout.unpack([norm * r for r in self._shape_vectors()])
 
     def _relative_gamma(self):

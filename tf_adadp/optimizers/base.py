@@ -120,6 +120,7 @@ class DPOptimizer(guards.Guards, Charged):
         self._example_key = noise.SecretKey(self.seed, "examples")
         self.charges = Charges(self, self._noise_key)
         self._build_failed = False
+        self._adapted_norm = None
 
     @property
     def l2_norm_clip(self) -> float | dict[str, float] | clipping.QuantileClip:
@@ -132,11 +133,13 @@ class DPOptimizer(guards.Guards, Charged):
         """Whether C follows a quantile, and every sum is followed by a count."""
         return isinstance(self._l2_norm_clip, clipping.QuantileClip)
 
-    def clip_norm(self) -> float | tf.Tensor:
+    def current_clip_norm(self) -> float | tf.Tensor:
         """Returns C of the next step: a constant, or a scalar tensor that follows from releases."""
-        return (
-            tf.convert_to_tensor(self._norm.value) if self.adapts_clip_norm else self.l2_norm_clip
-        )
+        if not self.adapts_clip_norm:
+            return self.l2_norm_clip
+        if self._adapted_norm is None:  # not built
+            return self.l2_norm_clip.initial_norm
+        return tf.convert_to_tensor(self._adapted_norm.value)
 
     # State
 
@@ -145,14 +148,15 @@ class DPOptimizer(guards.Guards, Charged):
         if self.built:
             self._check_variables(variables)
             return
-        with self._building():
+        # Out of a graph that is traced: values are set once, and not whenever it runs.
+        with self._building(), tf.init_scope():
             if not self.adapts_clip_norm:
                 clipping.bounds_for(_paths(variables), self.l2_norm_clip)  # checks the prefixes
             super().build(variables)
             self.built = False
             if self.adapts_clip_norm:
-                self._norm = self._add_state((), "clip_norm")
-                self._norm.assign(self.l2_norm_clip.initial_norm)
+                norm = keras.initializers.Constant(self.l2_norm_clip.initial_norm)
+                self._adapted_norm = self._add_state((), "clip_norm", initializer=norm)
             self._build_private(variables)
             self.built = True
         self.charges.attach(variables)
@@ -164,10 +168,10 @@ class DPOptimizer(guards.Guards, Charged):
         """Returns new state of the form of the variables: float32, zeros."""
         return [self._add_state(tuple(v.shape), f"{name}_{i}") for i, v in enumerate(variables)]
 
-    def _add_state(self, shape, name, dtype="float32"):
-        """Returns a new variable of released state, zeros; of several replicas, alike on all."""
+    def _add_state(self, shape, name, dtype="float32", initializer="zeros"):
+        """Returns a new variable of released state; of several replicas, alike on all."""
         return self.add_variable(
-            shape, initializer="zeros", dtype=dtype, aggregation="only_first_replica", name=name
+            shape, initializer=initializer, dtype=dtype, aggregation="only_first_replica", name=name
         )
 
     # One step
@@ -175,17 +179,16 @@ class DPOptimizer(guards.Guards, Charged):
     def clipping_set(self) -> clipping.ClippingSet:
         """Returns the set K of this step, from released state only."""
         if self.adapts_clip_norm:
-            return self.counted(clipping.L2Ball(self.clip_norm()))
+            return self.counting(clipping.L2Ball(self.current_clip_norm()))
         bounds = clipping.bounds_for(_paths(self._trainable_variables), self.l2_norm_clip)
         if isinstance(bounds, float):
             return clipping.L2Ball(bounds, gamma=self.automatic_clipping)
         return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
 
-    def counted(self, clipping_set: clipping.ClippingSet) -> clipping.ClippingSet:
-        """Returns a set of norm `clip_norm()`, made to count the rows inside for a `QuantileClip`.
+    def counting(self, clipping_set: clipping.ClippingSet) -> clipping.ClippingSet:
+        """Makes a ball or ellipsoid of norm `current_clip_norm()` count the rows inside.
 
-        For a `clipping_set` of your own; `clipping_set` is a ball or an ellipsoid. Any set is
-        returned as it is where C is a number.
+        For `clipping_set` methods; where C is a number, the set is returned as it is.
         """
         return self.l2_norm_clip.counted(clipping_set) if self.adapts_clip_norm else clipping_set
 
@@ -282,7 +285,7 @@ class DPOptimizer(guards.Guards, Charged):
         if self.adapts_clip_norm:
             *released, count = released
             *stddevs, _ = stddevs
-            self._norm.assign(self.l2_norm_clip.next_norm(self.clip_norm(), count))
+            self._adapted_norm.assign(self.l2_norm_clip.next_norm(self.current_clip_norm(), count))
         self._observe(released, stddevs)
         if clipping_set.center is not None:
             released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
@@ -397,7 +400,7 @@ class DPOptimizer(guards.Guards, Charged):
 
     def step_logs(self) -> dict[str, tf.Tensor]:
         """Returns scalars for the logs, by name, of released quantities only."""
-        return {"clip_norm": self.clip_norm()} if self.adapts_clip_norm else {}
+        return {"clip_norm": self.current_clip_norm()} if self.adapts_clip_norm else {}
 
     # Around it
 

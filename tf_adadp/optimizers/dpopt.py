@@ -200,10 +200,10 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     ) -> tf.Tensor:
         """One step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
-            ball = sets.L2Ball(self.clip_norm(), gamma=self.automatic_clipping)
+            ball = sets.L2Ball(self.current_clip_norm(), gamma=self.automatic_clipping)
             seed = self.example_seed()
             sums, _ = self._clipped_sum(engine, lot, ball, seed, expected_lot_size)
-            self._release_directions(sums)
+            self._release_directions(sums, ball)
         self._in_step = True
         try:
             return super().step_on_lot(
@@ -231,10 +231,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             )
         super().apply_private(sums, expected_lot_size, regularization_gradients)
 
-    def _release_directions(self, sums):
-        """Takes w from a clipped sum over the ball, with noise of multiplier σ_w."""
+    def _release_directions(self, sums, ball):
+        """Takes w from the sum that was clipped to a ball, with noise of multiplier σ_w."""
         guards.check_shapes(sums, self._trainable_variables)
-        ball = sets.L2Ball(self.clip_norm())
         stddevs = ball.noise_stddev(self.direction_noise_multiplier, len(sums))
         release = self._direction_key.next_step()
         step = release if self.seed is None else tf.cast(self.iterations.value, tf.int64)

@@ -124,11 +124,11 @@ class Guards:
         Raises:
             ValueError: on a configuration that this version cannot honour, as a whole.
         """
-        clip = config.get("l2_norm_clip")
-        if isinstance(clip, dict) and "class_name" in clip:  # not a dict of bounds
-            clip = keras.saving.deserialize_keras_object(clip)
-            config = {**config, "l2_norm_clip": clip}
         try:
+            clip = config.get("l2_norm_clip")
+            if isinstance(clip, dict) and "class_name" in clip:  # not a dict of bounds
+                clip = keras.saving.deserialize_keras_object(clip)
+                config = {**config, "l2_norm_clip": clip}
             parameters = inspect.signature(cls.__init__).parameters.values()
             if "noise_multiplier" not in config and any(
                 p.kind is p.VAR_KEYWORD or p.name == "noise_multiplier" for p in parameters
@@ -195,7 +195,7 @@ class Guards:
             raise ValueError(
                 f"l2_norm_clip={self.l2_norm_clip!r}, and the set that {type(self).__name__} clips "
                 "to does not count the rows inside of it. In its clipping_set, make a set of norm "
-                "self.clip_norm() and return self.counted(that set); or give a number."
+                "self.current_clip_norm() and return self.counting(that set); or give a number."
             )
         check_shapes(sums, self._trainable_variables, counted=self.adapts_clip_norm)
         if isinstance(sums, ClippedSums) and not sums.intact:

@@ -48,7 +48,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
     a weight or an energy that is not finite is rejected always, also at the threshold. A rejection
     restores the weights and the optimizer's state (momentum, moving averages of the weights: over
     kept weights only) bit by bit; `iterations`, and with it a learning rate schedule, counts
-    candidates.
+    candidates, and a `QuantileClip` follows them all.
 
     Guarantee: EVERY candidate is charged, kept or not, as one step of DP-SGD (see `DPOptimizer`):
     what is published depends on the rejected ones too. Whether a candidate is kept is
@@ -340,8 +340,12 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.rejections.assign(tf.where(accept, tf.zeros([], tf.int64), self.rejections.value + 1))
 
     def _undone_state(self):
-        """The optimizer's variables that a rejection restores: all but counters and the rate."""
+        """The optimizer's variables that a rejection restores.
+
+        All but counters, the rate, and a clip norm that is adapted: its count is paid for.
+        """
         kept = [self.iterations, self._learning_rate, self.accepted, self.rejections]
+        kept.append(self._adapted_norm)
         return [v for v in self.variables if not any(v is k for k in kept)]
 
     def _accepts(self, change, first, draw):

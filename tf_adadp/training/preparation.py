@@ -74,9 +74,9 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         check_reduces_no_batch(loss, y, y_pred)
     validation.check_layers(model.model)  # again: a layer may have been adapted since
     validation.check_weights(model.model)
-    validation.check_metric_names(model.get_metrics_result())
     # Also where it was built before: it must have been for these very variables.
     optimizer.build(model.trainable_variables)
+    validation.check_metric_names(model.get_metrics_result(), optimizer.step_logs())
     optimizer.bind(model.model, loss)
     engine, plan = make_engine(
         model.model,

@@ -123,14 +123,20 @@ def check_labels(y: object) -> None:
     raise_first(label_problems(y))
 
 
-def check_metric_names(names: Iterable[str]) -> None:
-    """Refuses metric names that look like released or validation metrics."""
+def check_metric_names(names: Iterable[str], of_optimizer: Iterable[str] = ()) -> None:
+    """Refuses metric names that look like released or validation metrics.
+
+    Args:
+        names: of the raw metrics.
+        of_optimizer: names under which the optimizer logs what it released.
+    """
+    taken = {"epsilon", *of_optimizer}
     for name in names:
-        if name.startswith(("val_", "epsilon_at_", PREFIX)) or name == "epsilon":
+        if name.startswith(("val_", "epsilon_at_", PREFIX)) or name in taken:
             raise ValueError(
                 f"The metric name {name!r} is taken: `val_*` are validation metrics, `epsilon` and "
-                f"`epsilon_at_*` the privacy cost, `{PREFIX}*` metrics with noise. Rename the "
-                "metric."
+                f"`epsilon_at_*` the privacy cost, `{PREFIX}*` metrics with noise, and optimizers "
+                "log what they released (`clip_norm`, `accepted`). Rename the metric."
             )
 
 
