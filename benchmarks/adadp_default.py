@@ -67,10 +67,11 @@ def _some(cells, *epsilons):
 # A slower start: what it gains on convolutional networks, it loses on short runs.
 _WARM = "ADADP, warm-up 20"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
+_LIMITED = "ADADP, coherence 0.05"
+_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4", _LIMITED)
 METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam")
 TASKS = {
-    "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM)),
+    "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM, _LIMITED)),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
     "mnist": Task("mnist", _mlp(784, 128, 10), _LARGE),
     "mnist_scaled": Task("mnist", _mlp(784, 128, 10), _some(_LARGE, 1.0, 3.0, 8.0), scaled=True),
@@ -106,6 +107,7 @@ VARIANTS = {
         dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k
     ),
     _WARM: lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
+    _LIMITED: lambda **k: dp.ADADP(coherence_limit=0.05, **k),
     "DPSGD, η = 4": lambda **k: dp.DPSGD(4.0, **k),
     "fan-in": lambda **k: dp.ADADP(prior=priors.FanInPrior(), **k),
     "EMA 0.98": lambda **k: dp.ADADP(use_ema=True, ema_momentum=0.98, **k),

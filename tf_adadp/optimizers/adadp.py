@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
+from tf_adadp.optimizers.coherence import CoherenceRate
 from tf_adadp.optimizers.priors import Prior
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
+class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
     """ADADP (Xu et al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep
     Learning", Algorithm 1), in a sound form whose defaults need no tuning.
 
@@ -45,6 +46,9 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         clipping: "ellipsoid", or "local" for the paper's coordinate-wise clipping.
         prior: "released", another `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
         scale_step: whether the step is divided by r once the warm-up is over. Post-processing.
+        coherence_limit: τ, above which the rate is lowered where most examples of a lot agree, see
+            `CoherenceRate`: 0.05 keeps convolutional networks from being thrown far by their
+            first steps. None for the schedule's rate.
         warmup_steps, local_clip_factor (β), prior_decay (γ'), prior_exponent,
             local_clip_threshold (G): see `AdaptiveNoise`.
         momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
@@ -62,6 +66,7 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         clipping: str = "ellipsoid",
         prior: str | Prior = "released",
         scale_step: bool = True,
+        coherence_limit: float | None = None,
         warmup_steps: int | None = None,
         local_clip_factor: float = 1.2,
         prior_decay: float | None = None,
@@ -72,11 +77,17 @@ class ADADP(AdaptiveNoise, keras.optimizers.RMSprop):
         centered: bool = False,
         **kwargs: Any,
     ):
+        if prior == "raw" and coherence_limit is not None:
+            raise ValueError(
+                f'coherence_limit={coherence_limit!r} with prior="raw", the paper to the letter: '
+                "leave it out."
+            )
         super().__init__(
             learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
             rho=rho,
             clipping=clipping,
             prior=prior,
+            coherence_limit=coherence_limit,
             warmup_steps=warmup_steps,
             local_clip_factor=local_clip_factor,
             prior_decay=prior_decay,
