@@ -278,7 +278,7 @@ def test_directions_that_nobody_charged_are_noticed():
     )
     zeros = [tf.zeros(s) for s in SHAPES.values()]
     assert optimizer.uncharged_releases == 0
-    optimizer._release_directions(zeros)
+    optimizer._release_directions(zeros, dp.clipping.L2Ball(1.0))
     assert optimizer.uncharged_releases == 1
     # A sum that was clipped before, or without, the directions of its lot.
     with pytest.raises(RuntimeError, match="private_step"):
@@ -295,7 +295,7 @@ def test_budgeted_noise_has_its_std():
         seed=9,
     )
     optimizer.build([keras.Variable(np.zeros((40, 100), np.float32))])
-    optimizer._release_directions([tf.zeros((40, 100))])
+    optimizer._release_directions([tf.zeros((40, 100))], dp.clipping.L2Ball(0.5))
     first = optimizer._direction[0].numpy()
     assert first.std() == pytest.approx(1.5, rel=0.05)
     before = optimizer._trainable_variables[0].numpy()
