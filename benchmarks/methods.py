@@ -238,20 +238,11 @@ def train(task, name, rate, epsilon, seed, *, held_out=False):
     return found
 
 
-def search(score, rates):
-    """{rate: score} for the rates, and beyond them until the best has a worse one on both sides."""
-    tried = {rate: score(rate) for rate in rates}
-    while (best := max(tried, key=tried.get)) in (low := min(tried), high := max(tried)):
-        further = low / 2 if best == low else high * 2
-        tried[further] = score(further)
-    return tried
-
-
 def run_job(job):
     """Searches the rate and runs the seeds of one method at one ε; returns the row."""
     task, method, epsilon = job
     start = time.perf_counter()
-    tried = search(
+    tried = study.search(
         lambda rate: train(task, method, rate, epsilon, SEEDS[-1] + 1, held_out=True)["accuracy"],
         METHODS[method].rates,
     )

@@ -63,6 +63,61 @@ def cifar_cnn():
     )
 
 
+def small_cnn(shape, activation, *, normalized=False):
+    """Returns two convolutions and two dense layers, for small images; group norm before each
+    activation of a convolution where `normalized`.
+    """
+    layers = keras.layers
+    blocks = []
+    for filters, size, stride in ((16, 5, 2), (32, 3, 1)):
+        blocks.append(layers.Conv2D(filters, size, strides=stride, padding="same"))
+        if normalized:
+            blocks.append(layers.GroupNormalization(4))
+        blocks.append(layers.Activation(activation))
+    head = [layers.Flatten(), layers.Dense(32, activation=activation), layers.Dense(10)]
+    return keras.Sequential([keras.Input(shape), *blocks, layers.MaxPooling2D(2), *head])
+
+
+def residual(shape):
+    """Returns two residual blocks of group norm, ReLU and convolution, for small images."""
+    layers = keras.layers
+
+    def activated(x):
+        return layers.Activation("relu")(layers.GroupNormalization(4)(x))
+
+    inputs = keras.Input(shape)
+    x = layers.Conv2D(16, 3, padding="same")(inputs)
+    for filters, stride in ((16, 1), (32, 2)):
+        y = activated(x)
+        z = layers.Conv2D(filters, 3, strides=stride, padding="same")(y)
+        z = layers.Conv2D(filters, 3, padding="same")(activated(z))
+        x = z + (x if stride == 1 else layers.Conv2D(filters, 1, strides=stride)(y))
+    pooled = layers.GlobalAveragePooling2D()(activated(x))
+    return keras.Model(inputs, layers.Dense(10)(pooled))
+
+
+def recurrent(shape, cell):
+    """Returns a recurrent layer of 64 units, "LSTM" or "GRU", over the rows of an image."""
+    layers = keras.layers
+    rows = [layers.Reshape(shape[:2]), getattr(layers, cell)(64), layers.Dense(10)]
+    return keras.Sequential([keras.Input(shape), *rows])
+
+
+def patches(shape):
+    """Returns a transformer encoder of two blocks over patches of 2×2 pixels, with positions."""
+    layers = keras.layers
+    inputs, side, width = keras.Input(shape), shape[0] // 2, 32
+    x = layers.Reshape((side * side, width))(layers.Conv2D(width, 2, strides=2)(inputs))
+    x = x + layers.Embedding(side * side, width)(keras.ops.arange(side * side))
+    for _ in range(2):
+        y = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(2, width // 2)(y, y)
+        y = layers.LayerNormalization()(x)
+        x = x + layers.Dense(width)(layers.Dense(64, activation="gelu")(y))
+    pooled = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(10)(pooled))
+
+
 def transformer_encoder(
     vocabulary=5000, length=64, width=128, heads=4, feed_forward=256, blocks=2, classes=2
 ):

@@ -34,6 +34,28 @@ def test_the_search_is_of_equal_effort():
     assert len({len(rates) for rates in study.SEARCH.values()}) == 1
 
 
+def test_images_are_averaged():
+    images = np.arange(2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
+    found = study.averaged(images, 2)
+    assert found.shape == (2, 2, 2, 1)
+    np.testing.assert_allclose(found[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]])
+    colours = np.stack([images, -images], -1)
+    np.testing.assert_allclose(study.averaged(colours, 2)[..., 1:], -found)
+
+
+def test_every_architecture_takes_its_images():
+    for name, task in study.TASKS.items():
+        if task.side is not None:
+            assert task.build().output_shape == (None, 10), name
+
+
+def test_a_search_goes_on_beyond_a_best_at_the_end():
+    tried = study.search(lambda rate: -abs(rate - 7.0), (1.0, 2.0, 4.0))
+    assert list(tried) == [1.0, 2.0, 4.0, 8.0, 16.0]
+    tried = study.search(lambda rate: -abs(rate - 0.6), (1.0, 2.0, 4.0))
+    assert list(tried) == [1.0, 2.0, 4.0, 0.5, 0.25]
+
+
 def test_every_variant_can_be_made():
     for make in study.VARIANTS.values():
         assert isinstance(make(noise_multiplier=1.0), dp.DPOptimizer)
@@ -48,10 +70,10 @@ def test_a_tuned_job_tries_all_rates_on_held_out_data_and_spends_the_budget(tiny
         return train(*args, **kwargs)
 
     monkeypatch.setattr(study, "train", counted)
-    monkeypatch.setitem(study.SEARCH, "DPSGD", (0.01, 2.0))
+    monkeypatch.setitem(study.SEARCH, "DPSGD", (0.01, 2.0, 400.0))
     row = study.run_job(("study", "tiny", 3.0, "DPSGD", ()))
-    assert held_out == [True, True, False, False]
-    assert set(row["held_out"]) == {"0.01", "2.0"}
+    assert held_out == [True, True, True, False, False]
+    assert set(row["held_out"]) == {"0.01", "2.0", "400.0"}
     assert row["arguments"] == {"learning_rate": 2.0}
     assert len(row["accuracies"]) == 2
     assert min(row["accuracies"]) > 0.3
