@@ -88,6 +88,7 @@ def test_the_factor_comes_back_as_the_mean_forgets():
     np.testing.assert_allclose(factors, wanted, rtol=1e-3)
 
 
+@pytest.mark.extended
 def test_noise_alone_seldom_lowers_the_rate():
     """300 lots without examples; where nothing but noise is released ρ² passes τ' once in 40 times,
     so that 300 steps have more than 25 of them less often than once in 10⁶ times."""

@@ -180,6 +180,7 @@ def test_slots_are_counted_where_microbatches_are_clipped():
     assert -1.001 < slots < -0.8
 
 
+@pytest.mark.extended
 def test_beside_released_metrics_users_and_fixed_sizes():
     x, y = data()
     users = np.arange(len(x)) // 2
@@ -288,6 +289,7 @@ def test_private_step_and_custom_loops_adapt_it():
     assert len(set(seen)) == 4
 
 
+@pytest.mark.extended
 def test_an_attacker_learns_no_more_than_is_charged():
     """Both worlds 20,000 times; ε of one step of σ* = 1 at δ = 1e-3 is about 3.9."""
     clip = dp.QuantileClip(budget_share=0.5, initial_norm=1.0)
