@@ -130,7 +130,7 @@ class DPOptimizer(guards.Guards, Charged):
 
     @property
     def adapts_clip_norm(self) -> bool:
-        """Whether C follows a quantile, and every sum is followed by a count."""
+        """Tells whether C follows a quantile, so that a count follows every sum."""
         return isinstance(self._l2_norm_clip, clipping.QuantileClip)
 
     def current_clip_norm(self) -> float | tf.Tensor:

@@ -431,7 +431,7 @@ def _without_loop(layer, args):
 
 
 def _is_kerass(layer):
-    """Whether the code of a layer is Keras's, and its activations are Keras's or TensorFlow's."""
+    """Tells whether a layer's code is Keras's, its activations Keras's or TensorFlow's."""
     activations = (f for name, f in vars(layer).items() if name.endswith("activation"))
     libraries = {f.__module__.partition(".")[0] for f in activations if callable(f)}
     return is_kerass_own(type(layer).call, "layers") and libraries <= {"keras", "tensorflow"}

@@ -111,7 +111,7 @@ class Follower:
         return found
 
     def _holds(self, op):
-        """Whether an operation is an assertion of what is so for every batch."""
+        """Tells whether an operation asserts what is so for every batch."""
         value = self.of(op.inputs[0]) if op.type == "Assert" else None
         return isinstance(value, Public) and value.value is not None and value.value.item()
 
