@@ -70,8 +70,8 @@ def _some(cells, *epsilons):
 
 # A slower start: what it gains on convolutional networks, it loses on short runs.
 _WARM = "ADADP, warm-up 20"
-# Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
 _LIMITED = "ADADP, coherence 0.05"
+# Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
 _CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4", _LIMITED)
 METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam")
 TASKS = {

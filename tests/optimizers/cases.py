@@ -76,6 +76,13 @@ def random_grads(rng, rows, scale=1.0):
     ]
 
 
+def step(optimizer, grads, expected_lot_size=None):
+    """Takes one private step on rows of gradients; without a lot size, on one of so many rows."""
+    rows = grads[0].shape[0]
+    sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
+    optimizer.apply_private(sums, float(expected_lot_size or rows))
+
+
 def advance(optimizer, rng, steps, rows=20, scale=1.0):
     """Takes private steps on random gradients, so that the state is one that training reaches."""
     direction = random_grads(rng, 1, scale)
@@ -83,5 +90,4 @@ def advance(optimizer, rng, steps, rows=20, scale=1.0):
         grads = [
             d + g for d, g in zip(direction, random_grads(rng, rows, 0.3 * scale), strict=True)
         ]
-        sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
-        optimizer.apply_private(sums, float(rows))
+        step(optimizer, grads)

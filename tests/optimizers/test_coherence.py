@@ -7,17 +7,11 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import data, private_model
-from tests.optimizers.cases import SHAPES, SIGMA, advance, make, random_grads
+from tests.optimizers.cases import SHAPES, SIGMA, advance, make, random_grads, step
 from tf_adadp.accounting import PoissonSampling
 from tf_adadp.optimizers.coherence import coherence_of
 
 NO_NOISE = {"noise_multiplier": 0, "allow_no_noise": True}
-
-
-def step(optimizer, grads):
-    rows = grads[0].shape[0]
-    sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
-    optimizer.apply_private(sums, float(rows))
 
 
 def of_mean(optimizer, grads):
@@ -107,9 +101,8 @@ def test_the_step_is_that_of_the_rate_times_the_factor(name):
     rng = np.random.default_rng(0)
     grads = [tf.repeat(g, 20, axis=0) for g in random_grads(rng, 1)]
     moved = {}
-    for limit, rate in ((0.5, 0.1), (None, 0.1)):
-        make_one = getattr(dp, name)
-        optimizer = make_one(rate, coherence_limit=limit, noise_multiplier=0.5, seed=1)
+    for limit in (0.5, None):
+        optimizer = getattr(dp, name)(0.1, coherence_limit=limit, noise_multiplier=0.5, seed=1)
         variables = [keras.Variable(np.zeros(s, np.float32)) for s in SHAPES.values()]
         optimizer.build(variables)
         step(optimizer, grads)

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import crossentropy, data, plain_model, private_model
-from tests.optimizers.cases import SHAPES, SIGMA, make, make_variables, random_grads
+from tests.optimizers.cases import SHAPES, SIGMA, make, make_variables, random_grads, step
+from tf_adadp.gradients.microbatch import SlotSums
 
 NO_NOISE = {"noise_multiplier": 0, "allow_no_noise": True}
 
@@ -22,13 +23,6 @@ def rows_of_norms(norms):
 def one_variable(optimizer):
     optimizer.build([keras.Variable(np.zeros(3, np.float32))])
     return optimizer
-
-
-def step(optimizer, grads, expected_lot_size, mask=None):
-    rows = grads[0].shape[0]
-    mask = tf.ones([rows]) if mask is None else mask
-    sums = optimizer.clipping_set().clipped_sum(grads, mask)
-    optimizer.apply_private(sums, float(expected_lot_size))
 
 
 def test_without_noise_the_norm_follows_the_formula():
@@ -373,8 +367,6 @@ def test_the_first_norm_is_there_whoever_builds_the_optimizer(tmp_path):
 
 def test_one_row_moves_the_count_of_slots_by_one_at_most():
     """Rule (R) for slots, at half of the multiplier: the sum and the count of one slot change."""
-    from tf_adadp.gradients.microbatch import SlotSums
-
     optimizer = make("dpsgd", l2_norm_clip=dp.QuantileClip(budget_share=0.4))
     k = optimizer.clipping_set()
     stddevs = [np.asarray(s) for s in k.noise_stddev(SIGMA, len(SHAPES))]

@@ -137,20 +137,19 @@ class AdaptiveNoise(DPOptimizer):
             return
         # r is worked out once per release and kept: one that were worked out anew for the noise
         # could differ from the one that gradients were clipped with.
-        with tf.init_scope():
-            shape = self._next_shape()
-            for r, v in zip(shape, variables, strict=True):
-                if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
-                    raise ValueError(
-                        f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
-                        f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
-                    )
-            self._shape_layout = FlatGroups([r.shape for r in shape])
-            self._kept_shape = [
-                self._add_state((n,), f"noise_shape_{j}")
-                for j, n in enumerate(self._shape_layout.lengths())
-            ]
-            self._keep_shape(shape)
+        shape = self._next_shape()
+        for r, v in zip(shape, variables, strict=True):
+            if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
+                raise ValueError(
+                    f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
+                    f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
+                )
+        self._shape_layout = FlatGroups([r.shape for r in shape])
+        self._kept_shape = [
+            self._add_state((n,), f"noise_shape_{j}")
+            for j, n in enumerate(self._shape_layout.lengths())
+        ]
+        self._keep_shape(shape)
 
     def clipping_set(self) -> sets.ClippingSet:
         """Returns the set of this step: an ellipsoid or a box; in the warm-up the ball."""

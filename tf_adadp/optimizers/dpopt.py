@@ -143,12 +143,11 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         self._check_directions(variables)
         self._direction = self._add_slots("direction", variables)
         self._residual = self._add_slots("residual", variables) if self.pruning else []
-        with tf.init_scope():
-            for i, direction in enumerate(self._direction):
-                if self.directions == "uniform":
-                    direction.assign(tf.ones(tuple(direction.shape)))
-                elif not isinstance(self.directions, str):
-                    direction.assign(np.asarray(self.directions[i], np.float32))
+        for i, direction in enumerate(self._direction):
+            if self.directions == "uniform":
+                direction.assign(tf.ones(tuple(direction.shape)))
+            elif not isinstance(self.directions, str):
+                direction.assign(np.asarray(self.directions[i], np.float32))
         super()._build_private(variables)
 
     def _check_directions(self, variables):

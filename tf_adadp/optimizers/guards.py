@@ -204,7 +204,7 @@ class Guards:
                 "that fits them is known. Release the sums of each lot as clipped_sum returned "
                 "them; to use more records in a step, make the lots larger."
             )
-        if set_adapts and getattr(sums, "clipping_set", None) is None:
+        if set_adapts and known is None:
             raise ValueError(
                 f"sums do not say which set they were clipped to, and the clipping set of "
                 f"{type(self).__name__} changes with its releases, so no noise can be fitted to "

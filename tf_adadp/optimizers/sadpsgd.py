@@ -344,8 +344,8 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
         All but counters, the rate, and a clip norm that is adapted: its count is paid for.
         """
-        kept = [self.iterations, self._learning_rate, self.accepted, self.rejections]
-        kept.append(self._adapted_norm)
+        counters = [self.iterations, self.accepted, self.rejections]
+        kept = [*counters, self._learning_rate, self._adapted_norm]
         return [v for v in self.variables if not any(v is k for k in kept)]
 
     def _accepts(self, change, first, draw):

@@ -81,8 +81,7 @@ def private_step(
     """
     _check(model, optimizer, ledger, law)
     if not optimizer.built:
-        with tf.init_scope():
-            optimizer.build(model.trainable_variables)
+        optimizer.build(model.trainable_variables)
     step = _step(model, loss, lot, optimizer, jit_compile, gradient_engine)
     step.begin(law)
 

@@ -135,8 +135,8 @@ def check_metric_names(names: Iterable[str], of_optimizer: Iterable[str] = ()) -
         if name.startswith(("val_", "epsilon_at_", PREFIX)) or name in taken:
             raise ValueError(
                 f"The metric name {name!r} is taken: `val_*` are validation metrics, `epsilon` and "
-                f"`epsilon_at_*` the privacy cost, `{PREFIX}*` metrics with noise, and optimizers "
-                "log what they released (`clip_norm`, `accepted`). Rename the metric."
+                f"`epsilon_at_*` the privacy cost, `{PREFIX}*` metrics with noise, and "
+                "optimizers log what they released under names of their own. Rename the metric."
             )
 
 
