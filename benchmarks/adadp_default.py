@@ -12,10 +12,11 @@ best is at an end, tried on a tenth of the training data that is held out (one s
 trained on all of it with three seeds. The search is not charged to ε, which favours them. All other
 methods run at their DEFAULT arguments, three seeds. Seeds fix weights, lots and noise.
 
-Three parts: "study" (the cells), "ablation" (variants of ADADP, the paper's Fig. 4), "sensitivity"
-(η, β, σ*, L, the paper's Fig. 5). Jobs that the JSON holds already are not run again; a job is one
-method in one cell. The folder holds mnist.npz, fashion_mnist.npz and, from cifar_features.py,
-cifar10_features.npz; tasks whose file is not there are skipped.
+Four parts: "study" (the cells), "ablation" (variants of ADADP, the paper's Fig. 4), "sensitivity"
+(η, β, σ*, L, the paper's Fig. 5), "options" (published changes and rivals, adadp_variants.py). Jobs
+that the JSON holds already are not run again; a job is one method in one cell. The folder holds
+mnist.npz, fashion_mnist.npz and, from cifar_features.py, cifar10_features.npz; tasks whose file is
+not there are skipped.
 """
 
 import concurrent.futures
@@ -35,6 +36,7 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from benchmarks import adadp_report, harness, models
+from benchmarks.adadp_variants import OPTION_CELLS, OPTION_SEARCH, OPTIONS
 from tf_adadp import accounting, priors
 
 DELTA = 1e-5
@@ -279,12 +281,13 @@ def run_job(job):
         if method == KNOWN_SCALES:
             arguments["prior"] = _known_scales(task)
             return dp.ADADP(noise_multiplier=sigma, seed=seed, **arguments)
-        make = VARIANTS.get(method) or getattr(dp, method)
+        make = VARIANTS.get(method) or OPTIONS.get(method) or getattr(dp, method)
         return make(noise_multiplier=sigma, seed=seed, **{**changed, **arguments})
 
     tried = {}
     arguments = {}
-    if part == "study" and method in SEARCH:
+    rates = {"study": SEARCH, "options": OPTION_SEARCH}.get(part, {}).get(method)
+    if rates is not None:
         # The same share of the data per step: a tenth is held out.
         lot = lot_size * 9 // 10
 
@@ -292,7 +295,7 @@ def run_job(job):
             made = optimizer(SEEDS[-1] + 1, learning_rate=rate)
             return train(task, made, lot, steps, SEEDS[-1] + 1, held_out=True)[0]
 
-        tried = search(score, SEARCH[method])
+        tried = search(score, rates)
         arguments["learning_rate"] = float(max(tried, key=tried.get))
         tried = {str(rate): accuracy for rate, accuracy in sorted(tried.items())}
     found = [train(task, optimizer(s, **arguments), lot_size, steps, s) for s in SEEDS]
@@ -335,6 +338,10 @@ def jobs(parts, tasks, methods=ALL_METHODS):
         for name, value, method, changed in _sensitivity():
             changed = (*changed.items(), ("setting", f"{name} {value:g}"))
             yield "sensitivity", "digits", 3.0, method, changed
+    if "options" in parts:
+        for task, epsilon in OPTION_CELLS:
+            for method in OPTIONS if task in tasks else ():
+                yield "options", task, epsilon, method, ()
 
 
 def _start_worker(threads):
@@ -363,7 +370,7 @@ def run(todo, results, workers, work=run_job):
             )
 
 
-PARTS = ["study", "ablation", "sensitivity"]
+PARTS = ["study", "ablation", "sensitivity", "options"]
 
 
 def main():

@@ -21,6 +21,14 @@ def _text(row):
     return f"{_mean(row):.2f} ± {100 * np.std(row['accuracies'], ddof=1):.2f}"
 
 
+def _with_rate(row):
+    """A row's accuracy and, where it was searched, its rate; nothing for None."""
+    if row is None:
+        return ""
+    rate = row["arguments"].get("learning_rate")
+    return _text(row) + (f" ({rate:g})" if rate else "")
+
+
 def _cells(rows):
     """Of the study: {(task, ε): {method: row}}, in the order of the rows' tasks and ε."""
     cells = {}
@@ -51,10 +59,7 @@ def tables(rows):
         for (task, epsilon), found in cells.items():
             line = [task, f"{epsilon:g}"]
             for method in methods:
-                row = found.get(method)
-                rate = row and row["arguments"].get("learning_rate")
-                text = _text(row) if row else ""
-                line.append(text + (f" ({rate:g})" if rate else ""))
+                line.append(_with_rate(found.get(method)))
             difference = apart.get((task, epsilon))
             lines.append([*line, "" if difference is None else f"{difference:+.2f}"])
         header = [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
@@ -76,6 +81,9 @@ def tables(rows):
         header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
         lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
         parts.append(harness.markdown_table(header, lines))
+    options = [row for row in rows if row["part"] == "options"]
+    if options:
+        parts.append(_options_table(options, cells))
     sensitivity = [row for row in rows if row["part"] == "sensitivity"]
     if sensitivity:
         by_name = {}
@@ -87,6 +95,24 @@ def tables(rows):
         ]
         parts.append(harness.markdown_table(["digits", "ADADP", "DPSGD"], lines))
     return "\n\n".join(parts)
+
+
+def _options_table(options, cells):
+    """The options part: a row per variant, below ADADP's default in the same cells of the study."""
+    columns = list(dict.fromkeys((row["task"], row["epsilon"]) for row in options))
+    by_name = {
+        "ADADP, default": {c: cells[c]["ADADP"] for c in columns if "ADADP" in cells.get(c, {})}
+    }
+    for row in options:
+        by_name.setdefault(row["method"], {})[row["task"], row["epsilon"]] = row
+    lines = [
+        [name, *(_with_rate(found.get(c)) for c in columns)] for name, found in by_name.items()
+    ]
+    header = [
+        "variant (η where searched)",
+        *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns),
+    ]
+    return harness.markdown_table(header, lines)
 
 
 def plot(rows, path):
