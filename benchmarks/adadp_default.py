@@ -15,8 +15,10 @@ methods run at their DEFAULT arguments, three seeds. Seeds fix weights, lots and
 Four parts: "study" (the cells), "ablation" (variants of ADADP, the paper's Fig. 4), "sensitivity"
 (η, β, σ*, L, the paper's Fig. 5), "options" (published changes and rivals, adadp_variants.py). Jobs
 that the JSON holds already are not run again; a job is one method in one cell. The folder holds
-mnist.npz, fashion_mnist.npz and, from cifar_features.py, cifar10_features.npz; tasks whose file is
-not there are skipped.
+mnist.npz, fashion_mnist.npz and, from cifar_features.py, cifar10_features.npz, and from
+lora_pretrained.py, weights; tasks whose file is not there are skipped. "_lora" tasks are classes 5
+to 9, for an encoder that has learned 0 to 4 without privacy: only adapters and a new head are
+trained.
 """
 
 import concurrent.futures
@@ -24,7 +26,6 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from benchmarks import adadp_report, harness, models
+from benchmarks import adadp_report, harness, lora_pretrained, models
 from benchmarks.adadp_variants import OPTION_CELLS, OPTION_SEARCH, OPTIONS
 from tf_adadp import accounting, priors
 
@@ -47,7 +48,8 @@ SEEDS = (0, 1, 2)
 class Task:
     """Data and model; `cells` maps ε to (expected lot size, steps). Methods of None are all.
 
-    Images are averaged to `side` × `side` pixels where it is given.
+    Images are averaged to `side` × `side` pixels where it is given. Only records of `classes` are
+    kept where they are given. `weights` is a file of the data folder from which `build` reads.
     """
 
     data: str
@@ -56,6 +58,8 @@ class Task:
     scaled: bool = False
     methods: tuple[str, ...] | None = None
     side: int | None = None
+    classes: range | None = None
+    weights: str | None = None
 
 
 _LARGE = {0.5: (1024, 150), 1.0: (1024, 300), 3.0: (1024, 500), 8.0: (1024, 700)}
@@ -117,6 +121,17 @@ for _data, _names in _OF_DATA.items():
             methods=("ADADP", "DPSGD", _LIMITED),
             side=_shape[0],
         )
+# Half of the records are private: half of the lot has the same sampling probability and noise.
+for _data in lora_pretrained.DATA:
+    TASKS[f"{_data.partition('_')[0]}_lora"] = Task(
+        _data,
+        functools.partial(lora_pretrained.adapted, _data),
+        {1.0: (512, 60), 3.0: (512, 300)},
+        methods=("ADADP", "DPSGD", _LIMITED),
+        side=lora_pretrained.SHAPE[0],
+        classes=lora_pretrained.PRIVATE,
+        weights=lora_pretrained.weights_name(_data),
+    )
 SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
@@ -196,36 +211,20 @@ def load(task):
     if task.data == "digits":
         x_train, y_train, x_test, y_test = models.digits()
     else:
-        with np.load(_file(task)) as arrays:
-            x_train, x_test = (arrays[n].astype(np.float32) for n in ("x_train", "x_test"))
-            y_train, y_test = (
-                arrays[n].astype(np.int32).reshape(-1) for n in ("y_train", "y_test")
-            )
-        scale = 255.0 if x_train.max() > 100 else 1.0
-        if task.side is not None:
-            x_train, x_test = (averaged(x, task.side) for x in (x_train, x_test))
         shape = task.build().input_shape[1:]
-        x_train, x_test = (x.reshape(-1, *shape) / scale for x in (x_train, x_test))
+        file = models.data_file(f"{task.data}.npz")
+        x_train, y_train, x_test, y_test = models.arrays(file, shape, task.side, task.classes)
     if task.scaled:
         factors = column_factors(x_train.shape[1]).astype(np.float32)
         x_train, x_test = (x * factors for x in (x_train, x_test))
     return x_train, y_train, x_test, y_test
 
 
-def averaged(images, side):
-    """Averages images [N, height, width(, channels)] to [N, side, side, channels]."""
-    rows, size = images.shape[:2]
-    window = size // side
-    return images.reshape(rows, side, window, side, window, -1).mean((2, 4))
-
-
-def _file(task):
-    return pathlib.Path(os.environ.get(models.DATA_DIR_VARIABLE, ".")) / f"{task.data}.npz"
-
-
 def has_data(name):
-    """Whether a task's file is there."""
-    return TASKS[name].data == "digits" or _file(TASKS[name]).exists()
+    """Whether a task's files are there."""
+    task = TASKS[name]
+    names = () if task.data == "digits" else (f"{task.data}.npz", task.weights)
+    return all(models.data_file(name).exists() for name in names if name)
 
 
 def noise_for(task, epsilon, lot_size, steps):
@@ -384,6 +383,8 @@ def main():
     if tasks != args.tasks:
         left_out = ", ".join(sorted(set(args.tasks) - set(tasks)))
         print(f"Skipped, no file in {models.DATA_DIR_VARIABLE}: {left_out}.")
+        if "_lora" in left_out:
+            print("python -m benchmarks.lora_pretrained makes the weights of the LoRA tasks.")
     key = ("part", "task", "epsilon", "method", "setting")
     results = harness.Results(args.out, key=key, one_machine=False, force=args.force)
     todo = []

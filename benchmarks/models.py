@@ -1,6 +1,8 @@
 """Models and data of the studies."""
 
 import dataclasses
+import os
+import pathlib
 
 import keras
 import numpy as np
@@ -110,12 +112,18 @@ def patches(shape):
     x = layers.Reshape((side * side, width))(layers.Conv2D(width, 2, strides=2)(inputs))
     x = x + layers.Embedding(side * side, width)(keras.ops.arange(side * side))
     for _ in range(2):
-        y = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(2, width // 2)(y, y)
-        y = layers.LayerNormalization()(x)
-        x = x + layers.Dense(width)(layers.Dense(64, activation="gelu")(y))
+        x = encoder_block(x, 2, 64)
     pooled = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
     return keras.Model(inputs, layers.Dense(10)(pooled))
+
+
+def encoder_block(x, heads, feed_forward):
+    """Applies attention, then a feed-forward net of GELU: x + f(norm(x)) each."""
+    layers, width = keras.layers, x.shape[-1]
+    y = layers.LayerNormalization()(x)
+    x = x + layers.MultiHeadAttention(heads, width // heads)(y, y)
+    y = layers.LayerNormalization()(x)
+    return x + layers.Dense(width)(layers.Dense(feed_forward, activation="gelu")(y))
 
 
 def transformer_encoder(
@@ -196,3 +204,38 @@ def digits():
         (x / 16).astype(np.float32), y, test_size=360, random_state=0, stratify=y
     )
     return x_train, y_train, x_test, y_test
+
+
+def data_file(name):
+    """Returns the path of a file in the data folder."""
+    return pathlib.Path(os.environ.get(DATA_DIR_VARIABLE, ".")) / name
+
+
+def arrays(path, shape, side=None, classes=None):
+    """Returns x_train, y_train, x_test, y_test of an npz file.
+
+    Args:
+        path: of the file.
+        shape: of one example.
+        side: images are averaged to `side` × `side` pixels where it is given.
+        classes: a range; only its records are kept, and its first label becomes 0. None keeps all.
+    """
+    with np.load(path) as found:
+        x_train, x_test = (found[n].astype(np.float32) for n in ("x_train", "x_test"))
+        y_train, y_test = (found[n].astype(np.int32).reshape(-1) for n in ("y_train", "y_test"))
+    scale = 255.0 if x_train.max() > 100 else 1.0
+    parts = []
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        if classes is not None:
+            kept = np.isin(y, classes)
+            x, y = x[kept], y[kept] - classes.start
+        x = x if side is None else averaged(x, side)
+        parts += [x.reshape(-1, *shape) / scale, y]
+    return tuple(parts)
+
+
+def averaged(images, side):
+    """Averages images [N, height, width(, channels)] to [N, side, side, channels]."""
+    rows, size = images.shape[:2]
+    window = size // side
+    return images.reshape(rows, side, window, side, window, -1).mean((2, 4))

@@ -1,11 +1,13 @@
 """The study of ADADP's default: jobs, a real run of one of them, tables."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import tf_adadp as dp
 from benchmarks import adadp_default as study
-from benchmarks import adadp_report, harness
+from benchmarks import adadp_report, harness, lora_pretrained, models
 from tf_adadp import accounting
 
 TINY = study.Task("digits", study._mlp(64, 10), {3.0: (400, 10)})
@@ -36,17 +38,75 @@ def test_the_search_is_of_equal_effort():
 
 def test_images_are_averaged():
     images = np.arange(2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
-    found = study.averaged(images, 2)
+    found = models.averaged(images, 2)
     assert found.shape == (2, 2, 2, 1)
     np.testing.assert_allclose(found[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]])
     colours = np.stack([images, -images], -1)
-    np.testing.assert_allclose(study.averaged(colours, 2)[..., 1:], -found)
+    np.testing.assert_allclose(models.averaged(colours, 2)[..., 1:], -found)
 
 
 def test_every_architecture_takes_its_images():
     for name, task in study.TASKS.items():
-        if task.side is not None:
+        if task.side is not None and task.weights is None:
             assert task.build().output_shape == (None, 10), name
+
+
+@pytest.fixture
+def public_folder(tmp_path, monkeypatch):
+    """A data folder of a few images, one constant grey for each of the ten classes."""
+    monkeypatch.setenv(models.DATA_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(lora_pretrained, "_BLOCKS", 1)
+    labels = np.arange(200) % 10
+    images = np.broadcast_to(25 * labels[:, None, None], (200, 28, 28)).astype(np.uint8)
+    arrays = {"x_train": images, "y_train": labels, "x_test": images[:50], "y_test": labels[:50]}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    study.load.cache_clear()
+    yield tmp_path
+    study.load.cache_clear()
+
+
+def test_lora_needs_weights_from_pre_training(public_folder):
+    assert study.has_data("mnist")
+    assert not study.has_data("mnist_lora")
+    with pytest.raises(FileNotFoundError, match=r"python -m benchmarks\.lora_pretrained"):
+        study.TASKS["mnist_lora"].build()
+    lora_pretrained.pretrain("mnist", epochs=1)
+    assert study.has_data("mnist_lora")
+    assert study.TASKS["mnist_lora"].build().output_shape == (None, 5)
+
+
+def test_lora_trains_adapters_and_a_head_on_the_private_classes(public_folder, monkeypatch):
+    public = lora_pretrained.encoder()
+    public.save_weights(public_folder / lora_pretrained.weights_name("mnist"))
+    x, y, x_test, y_test = study.load("mnist_lora")
+    assert (x.shape, x_test.shape) == ((100, 14, 14, 1), (25, 14, 14, 1))
+    assert set(y) == set(y_test) == set(range(5))
+    np.testing.assert_allclose(x[:, 0, 0, 0], 25 * (y + 5) / 255, rtol=1e-6)
+
+    made = []
+
+    def build():
+        made.append(lora_pretrained.adapted("mnist"))
+        return made[-1]
+
+    task = dataclasses.replace(study.TASKS["mnist_lora"], build=build)
+    monkeypatch.setitem(study.TASKS, "mnist_lora", task)
+    study.train("mnist_lora", dp.DPSGD(1.0, noise_multiplier=1.0, seed=0), 20, 2, seed=0)
+    model = made[-1]
+    adapters = [w.path for w in model.trainable_weights if "lora_kernel" in w.path]
+    # The embedding of patches, four projections and two dense layers have two factors each.
+    assert len(adapters) == 2 * (1 + 4 + 2)
+    rest = [w.path for w in model.trainable_weights if "lora_kernel" not in w.path]
+    assert rest == ["head/kernel", "head/bias"]
+
+    frozen = [w for w in model.weights if not w.trainable]
+    for found, expected in zip(frozen, public.weights, strict=True):
+        np.testing.assert_array_equal(found, expected, err_msg=found.path)
+    assert all(np.abs(w).sum() > 0 for w in model.trainable_weights if w.name == "lora_kernel_b")
+
+    private = dp.DPModel(model, gradient_engine="ghost")
+    private.compile(dp.ADADP(noise_multiplier=1.0), models.loss(), log_raw_metrics=False)
+    assert "gradient engine: ghost" in str(private.gradient_plan())
 
 
 def test_a_search_goes_on_beyond_a_best_at_the_end():
