@@ -36,7 +36,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from benchmarks import adadp_report, harness, lora_pretrained, models
+from benchmarks import adadp_rates, adadp_report, harness, lora_pretrained, models
 from benchmarks.adadp_variants import OPTION_CELLS, OPTION_SEARCH, OPTIONS
 from tf_adadp import accounting, priors
 
@@ -77,9 +77,11 @@ def _some(cells, *epsilons):
 # A slower start: what it gains on convolutional networks, it loses on short runs.
 _WARM = "ADADP, warm-up 20"
 _LIMITED = "ADADP, coherence 0.05"
+# A candidate: adadp_rates.py.
+_OVERSHOOT = "ADADP, overshoot"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4", _LIMITED)
-METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam")
+_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4", _LIMITED, _OVERSHOOT)
+METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam", _OVERSHOOT)
 TASKS = {
     "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM, _LIMITED)),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
@@ -118,7 +120,7 @@ for _data, _names in _OF_DATA.items():
             _data,
             functools.partial(_ARCHITECTURES[_name], _shape),
             _SMALL,
-            methods=("ADADP", "DPSGD", _LIMITED),
+            methods=("ADADP", "DPSGD", _LIMITED, _OVERSHOOT),
             side=_shape[0],
         )
 # Half of the records are private: half of the lot has the same sampling probability and noise.
@@ -127,7 +129,7 @@ for _data in lora_pretrained.DATA:
         _data,
         functools.partial(lora_pretrained.adapted, _data),
         {1.0: (512, 60), 3.0: (512, 300)},
-        methods=("ADADP", "DPSGD", _LIMITED),
+        methods=("ADADP", "DPSGD", _LIMITED, _OVERSHOOT),
         side=lora_pretrained.SHAPE[0],
         classes=lora_pretrained.PRIVATE,
         weights=lora_pretrained.weights_name(_data),
@@ -157,6 +159,7 @@ VARIANTS = {
         dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k
     ),
     _WARM: lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
+    _OVERSHOOT: adadp_rates.OvershootRate,
     _LIMITED: lambda **k: dp.ADADP(coherence_limit=0.05, **k),
     "DPSGD, η = 4": lambda **k: dp.DPSGD(4.0, **k),
     "fan-in": lambda **k: dp.ADADP(prior=priors.FanInPrior(), **k),
