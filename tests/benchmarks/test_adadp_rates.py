@@ -22,7 +22,9 @@ def each(values):
 
 
 def test_factors_and_weights_against_numpy():
-    optimizer = built(adadp_rates.OvershootRate, scale_step=False, caution=2.0)
+    optimizer = built(
+        adadp_rates.OvershootRate, scale_step=False, caution=2.0, noise_multiplier=0.05
+    )
     found, limit = [], optimizer._limit_rate
 
     def recording(*arguments):
