@@ -76,7 +76,7 @@ def _some(cells, *epsilons):
 
 # A slower start: what it gains on convolutional networks, it loses on short runs.
 _WARM = "ADADP, warm-up 20"
-_LIMITED = "ADADP, coherence 0.05"
+_LIMITED, _LIMITED_MORE = "ADADP, coherence 0.05", "ADADP, coherence 0.025"
 # A candidate: adadp_rates.py.
 _OVERSHOOT = "ADADP, overshoot"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
@@ -120,7 +120,7 @@ for _data, _names in _OF_DATA.items():
             _data,
             functools.partial(_ARCHITECTURES[_name], _shape),
             _SMALL,
-            methods=("ADADP", "DPSGD", _LIMITED, _OVERSHOOT),
+            methods=("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT),
             side=_shape[0],
         )
 # Half of the records are private: half of the lot has the same sampling probability and noise.
@@ -129,7 +129,7 @@ for _data in lora_pretrained.DATA:
         _data,
         functools.partial(lora_pretrained.adapted, _data),
         {1.0: (512, 60), 3.0: (512, 300)},
-        methods=("ADADP", "DPSGD", _LIMITED, _OVERSHOOT),
+        methods=("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT),
         side=lora_pretrained.SHAPE[0],
         classes=lora_pretrained.PRIVATE,
         weights=lora_pretrained.weights_name(_data),
@@ -138,7 +138,7 @@ SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
-ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN)))
+ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN, _LIMITED_MORE)))
 # Variants of ADADP; learning rates only where the method has no default step of its own.
 VARIANTS = {
     "ADADP": dp.ADADP,
@@ -160,6 +160,7 @@ VARIANTS = {
     ),
     _WARM: lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
     _OVERSHOOT: adadp_rates.OvershootRate,
+    _LIMITED_MORE: lambda **k: dp.ADADP(coherence_limit=0.025, **k),
     _LIMITED: lambda **k: dp.ADADP(coherence_limit=0.05, **k),
     "DPSGD, η = 4": lambda **k: dp.DPSGD(4.0, **k),
     "fan-in": lambda **k: dp.ADADP(prior=priors.FanInPrior(), **k),

@@ -106,7 +106,10 @@ def recurrent(shape, cell):
 
 
 def patches(shape):
-    """Returns a transformer encoder of two blocks over patches of 2×2 pixels, with positions."""
+    """Returns a transformer encoder of two blocks over patches of 2×2 pixels.
+
+    Positions are random and fixed: their embedding is worked out once, as the model is built.
+    """
     layers = keras.layers
     inputs, side, width = keras.Input(shape), shape[0] // 2, 32
     x = layers.Reshape((side * side, width))(layers.Conv2D(width, 2, strides=2)(inputs))
