@@ -225,7 +225,7 @@ def load(task):
 
 
 def has_data(name):
-    """Whether a task's files are there."""
+    """Tells whether a task's files are there."""
     task = TASKS[name]
     names = () if task.data == "digits" else (f"{task.data}.npz", task.weights)
     return all(models.data_file(name).exists() for name in names if name)

@@ -72,7 +72,7 @@ class OvershootRate(dp.ADADP):
             kept.assign(weight)
 
     def _first_order_gains(self, released, stddevs, factors):
-        """What the coming step gains: its length per coordinate times g̃² less the noise's part."""
+        """Returns what the coming step gains: its length per coordinate times g̃² − s²."""
         gains = []
         scales = self._step_factors or [1.0] * len(released)
         for g, s, scale, velocity in zip(released, stddevs, scales, self._velocities, strict=True):

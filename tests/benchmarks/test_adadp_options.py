@@ -44,7 +44,7 @@ def flat(tensors):
 
 
 def broadcast(tensors):
-    """Of tensors that broadcast to the variables, one vector."""
+    """Returns tensors that broadcast to the variables as one vector."""
     pairs = zip(tensors, SHAPES.values(), strict=True)
     return flat([np.broadcast_to(np.asarray(t), shape) for t, shape in pairs])
 
