@@ -96,6 +96,7 @@ TASKS = {
 }
 # Other architectures, each run at most 2 minutes on a core.
 _SMALL = {1.0: (1024, 60), 3.0: (1024, 300)}
+_SMALL_METHODS = ("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT)
 _ARCHITECTURES = {
     "tanh": lambda shape: models.small_cnn(shape, "tanh"),
     "relu": lambda shape: models.small_cnn(shape, "relu"),
@@ -120,7 +121,7 @@ for _data, _names in _OF_DATA.items():
             _data,
             functools.partial(_ARCHITECTURES[_name], _shape),
             _SMALL,
-            methods=("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT),
+            methods=_SMALL_METHODS,
             side=_shape[0],
         )
 # Half of the records are private: half of the lot has the same sampling probability and noise.
@@ -129,7 +130,7 @@ for _data in lora_pretrained.DATA:
         _data,
         functools.partial(lora_pretrained.adapted, _data),
         {1.0: (512, 60), 3.0: (512, 300)},
-        methods=("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT),
+        methods=_SMALL_METHODS,
         side=lora_pretrained.SHAPE[0],
         classes=lora_pretrained.PRIVATE,
         weights=lora_pretrained.weights_name(_data),
@@ -331,7 +332,7 @@ def jobs(parts, tasks, methods=ALL_METHODS):
     if "ablation" in parts:
         for task, epsilon in ABLATION_CELLS:
             for method in VARIANTS if task in tasks else ():
-                if method in _CNN[1:]:
+                if method in (*_CNN[1:], _LIMITED_MORE):
                     continue
                 yield "ablation", task, epsilon, method, ()
         for task, epsilon in KNOWN_CELLS:

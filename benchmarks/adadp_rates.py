@@ -36,8 +36,8 @@ class OvershootRate(dp.ADADP):
     """
 
     def __init__(self, overshoot=0.7, caution=1000.0, **kwargs):
-        # No warm-up beside the start. The limit of 1 only calls `_limit_rate`, replaced below.
-        super().__init__(dp.InverseSqrtDecay(0.032, warmup_steps=1), coherence_limit=1.0, **kwargs)
+        # No warm-up beside the start.
+        super().__init__(dp.InverseSqrtDecay(0.032, warmup_steps=1), **kwargs)
         self.overshoot = overshoot
         self.caution = caution
 
@@ -50,7 +50,8 @@ class OvershootRate(dp.ADADP):
         self._gains = self._add_state((len(variables),), "gains")
         self._now = None
 
-    def _limit_rate(self, clipping_set, released, stddevs):
+    def _observe(self, released, stddevs):
+        super()._observe(released, stddevs)
         weights = [tf.convert_to_tensor(v) for v in self._trainable_variables]
         steps = [w - p for w, p in zip(weights, self._previous, strict=True)]
         slopes = tf.stack([tf.reduce_sum(g * d) for g, d in zip(released, steps, strict=True)])
@@ -65,7 +66,6 @@ class OvershootRate(dp.ADADP):
         start = self._start(released, stddevs)
         factors = tf.where(self.iterations.value < 1, start, factors)
         self._factors.assign(factors)
-        self._rate_factor.assign(1.0)
         self._now = tf.unstack(factors)
         self._gains.assign(self._first_order_gains(released, stddevs, factors))
         for kept, weight in zip(self._previous, weights, strict=True):

@@ -25,13 +25,13 @@ def test_factors_and_weights_against_numpy():
     optimizer = built(
         adadp_rates.OvershootRate, scale_step=False, caution=2.0, noise_multiplier=0.05
     )
-    found, limit = [], optimizer._limit_rate
+    found, observe = [], optimizer._observe
 
     def recording(*arguments):
-        limit(*arguments)
+        observe(*arguments)
         found.append(optimizer._factors.numpy())
 
-    optimizer._limit_rate = recording
+    optimizer._observe = recording
     seen = releases(optimizer, 8)
     v = theta = 0.0
     before = np.zeros(len(seen[0][0]))
