@@ -12,13 +12,13 @@ best is at an end, tried on a tenth of the training data that is held out (one s
 trained on all of it with three seeds. The search is not charged to ε, which favours them. All other
 methods run at their DEFAULT arguments, three seeds. Seeds fix weights, lots and noise.
 
-Four parts: "study" (the cells), "ablation" (variants of ADADP, the paper's Fig. 4), "sensitivity"
-(η, β, σ*, L, the paper's Fig. 5), "options" (published changes and rivals, adadp_variants.py). Jobs
-that the JSON holds already are not run again; a job is one method in one cell. The folder holds
-mnist.npz, fashion_mnist.npz and, from cifar_features.py, cifar10_features.npz, and from
-lora_pretrained.py, weights; tasks whose file is not there are skipped. "_lora" tasks are classes 5
-to 9, for an encoder that has learned 0 to 4 without privacy: only adapters and a new head are
-trained.
+Five parts: "study" (the cells), "ablation" (variants of ADADP, the paper's Fig. 4), "sensitivity"
+(η, β, σ*, L, the paper's Fig. 5), "rates" (parts and constants of the rate that ADADP finds, and no
+noise at all), "options" (published changes and rivals, adadp_variants.py). Jobs that the JSON holds
+already are not run again; a job is one method in one cell. The folder holds mnist.npz,
+fashion_mnist.npz and, from cifar_features.py, cifar10_features.npz, and from lora_pretrained.py,
+weights; tasks whose file is not there are skipped. "_lora" tasks are classes 5 to 9, for an encoder
+that has learned 0 to 4 without privacy: only adapters and a new head are trained.
 """
 
 import concurrent.futures
@@ -36,7 +36,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_adadp as dp
-from benchmarks import adadp_rates, adadp_report, harness, lora_pretrained, models
+from benchmarks import adadp_report, harness, lora_pretrained, models
+from benchmarks.adadp_rates import NO_NOISE_CELLS, RATE_CELLS, RATES
 from benchmarks.adadp_variants import OPTION_CELLS, OPTION_SEARCH, OPTIONS
 from tf_adadp import accounting, priors
 
@@ -76,14 +77,11 @@ def _some(cells, *epsilons):
 
 # A slower start: what it gains on convolutional networks, it loses on short runs.
 _WARM = "ADADP, warm-up 20"
-_LIMITED, _LIMITED_MORE = "ADADP, coherence 0.05", "ADADP, coherence 0.025"
-# A candidate: adadp_rates.py.
-_OVERSHOOT = "ADADP, overshoot"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4", _LIMITED, _OVERSHOOT)
-METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam", _OVERSHOOT)
+_CNN = ("ADADP", "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
+METHODS = ("ADADP", "DPSGD", "ADAL", "ADAN", "DPAdam")
 TASKS = {
-    "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM, _LIMITED)),
+    "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM)),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
     "mnist": Task("mnist", _mlp(784, 128, 10), _LARGE),
     "mnist_scaled": Task("mnist", _mlp(784, 128, 10), _some(_LARGE, 1.0, 3.0, 8.0), scaled=True),
@@ -96,7 +94,8 @@ TASKS = {
 }
 # Other architectures, each run at most 2 minutes on a core.
 _SMALL = {1.0: (1024, 60), 3.0: (1024, 300)}
-_SMALL_METHODS = ("ADADP", "DPSGD", _LIMITED, _LIMITED_MORE, _OVERSHOOT)
+_MORE = {(data, name): {8.0: (1024, 300)} for data, name in [("mnist", "gru"), ("cifar10", "tanh")]}
+_SMALL_METHODS = ("ADADP", "DPSGD")
 _ARCHITECTURES = {
     "tanh": lambda shape: models.small_cnn(shape, "tanh"),
     "relu": lambda shape: models.small_cnn(shape, "relu"),
@@ -120,7 +119,7 @@ for _data, _names in _OF_DATA.items():
         TASKS[f"{_data.partition('_')[0]}_{_name}"] = Task(
             _data,
             functools.partial(_ARCHITECTURES[_name], _shape),
-            _SMALL,
+            _SMALL | _MORE.get((_data, _name), {}),
             methods=_SMALL_METHODS,
             side=_shape[0],
         )
@@ -139,7 +138,7 @@ SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
-ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN, _LIMITED_MORE)))
+ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN)))
 # Variants of ADADP; learning rates only where the method has no default step of its own.
 VARIANTS = {
     "ADADP": dp.ADADP,
@@ -160,14 +159,12 @@ VARIANTS = {
         dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k
     ),
     _WARM: lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
-    _OVERSHOOT: adadp_rates.OvershootRate,
-    _LIMITED_MORE: lambda **k: dp.ADADP(coherence_limit=0.025, **k),
-    _LIMITED: lambda **k: dp.ADADP(coherence_limit=0.05, **k),
     "DPSGD, η = 4": lambda **k: dp.DPSGD(4.0, **k),
     "fan-in": lambda **k: dp.ADADP(prior=priors.FanInPrior(), **k),
     "EMA 0.98": lambda **k: dp.ADADP(use_ema=True, ema_momentum=0.98, **k),
     "momentum 0.5": lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.016), momentum=0.5, **k),
 }
+ALL_VARIANTS = {**RATES, **VARIANTS, **OPTIONS}
 ABLATION_CELLS = (("digits", 3.0), ("digits_scaled", 3.0))
 # What the prior would be worth if it knew the columns' scales instead of learning them.
 KNOWN_SCALES = "known scales"
@@ -279,18 +276,21 @@ def run_job(job):
     changed = dict(changed)
     setting = changed.pop("setting", None)
     lot_size = changed.pop("lot_size", lot_size)
-    sigma = changed.pop("noise_multiplier", None) or noise_for(task, epsilon, lot_size, steps)
+    sigma = changed.pop("noise_multiplier", None)
+    if sigma is None:
+        sigma = noise_for(task, epsilon, lot_size, steps)
 
     def optimizer(seed, **arguments):
         if method == KNOWN_SCALES:
             arguments["prior"] = _known_scales(task)
             return dp.ADADP(noise_multiplier=sigma, seed=seed, **arguments)
-        make = VARIANTS.get(method) or OPTIONS.get(method) or getattr(dp, method)
+        make = ALL_VARIANTS.get(method) or getattr(dp, method)
         return make(noise_multiplier=sigma, seed=seed, **{**changed, **arguments})
 
     tried = {}
     arguments = {}
-    rates = {"study": SEARCH, "options": OPTION_SEARCH}.get(part, {}).get(method)
+    searches = {"study": SEARCH, "rates": SEARCH, "options": OPTION_SEARCH}
+    rates = searches.get(part, {}).get(method)
     if rates is not None:
         # The same share of the data per step: a tenth is held out.
         lot = lot_size * 9 // 10
@@ -332,7 +332,7 @@ def jobs(parts, tasks, methods=ALL_METHODS):
     if "ablation" in parts:
         for task, epsilon in ABLATION_CELLS:
             for method in VARIANTS if task in tasks else ():
-                if method in (*_CNN[1:], _LIMITED_MORE):
+                if method in _CNN[1:]:
                     continue
                 yield "ablation", task, epsilon, method, ()
         for task, epsilon in KNOWN_CELLS:
@@ -342,6 +342,14 @@ def jobs(parts, tasks, methods=ALL_METHODS):
         for name, value, method, changed in _sensitivity():
             changed = (*changed.items(), ("setting", f"{name} {value:g}"))
             yield "sensitivity", "digits", 3.0, method, changed
+    if "rates" in parts:
+        for task, epsilon in RATE_CELLS:
+            for method in RATES if task in tasks else ():
+                yield "rates", task, epsilon, method, ()
+        none = (("noise_multiplier", 0), ("allow_no_noise", True), ("setting", "no noise"))
+        for task, epsilon in NO_NOISE_CELLS:
+            for method in ("ADADP", "DPSGD") if task in tasks else ():
+                yield "rates", task, epsilon, method, none
     if "options" in parts:
         for task, epsilon in OPTION_CELLS:
             for method in OPTIONS if task in tasks else ():
@@ -374,7 +382,7 @@ def run(todo, results, workers, work=run_job):
             )
 
 
-PARTS = ["study", "ablation", "sensitivity", "options"]
+PARTS = ["study", "ablation", "sensitivity", "rates", "options"]
 
 
 def main():

@@ -1,7 +1,9 @@
 """Serves studies and verification programs: arguments, result files, the machine."""
 
 import argparse
+import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -122,7 +124,8 @@ class Results:
     """A JSON file of rows, each a flat dict, that a later run adds to instead of repeating.
 
     Written anew after every change, one row per line, by replacing the file, so that an
-    interrupted run leaves a valid one.
+    interrupted run leaves a valid one. Several runs may write one file: each puts its rows to those
+    that the others have put meanwhile.
 
     Args:
         path: the file; it need not exist.
@@ -140,7 +143,9 @@ class Results:
         self._key = key
         self.machine = machine()
         self.rows, self.runs = [], []
-        if self.path.exists() and not force:
+        if force:
+            self.path.unlink(missing_ok=True)
+        if self.path.exists():
             stored = json.loads(self.path.read_text())
             if one_machine and stored["machine"] != self.machine:
                 raise ValueError(
@@ -167,10 +172,26 @@ class Results:
     def put(self, row):
         """Adds a row, in place of the one with the same key, and writes the file."""
         key = [row[name] for name in self._key]
-        self.rows = [r for r in self.rows if [r[name] for name in self._key] != key] + [row]
-        if self._run not in self.runs:
-            self.runs.append(self._run)
-        write(self.path, self.rows, machine=self.machine, runs=self.runs)
+        with _locked(self.path.parent):
+            if self.path.exists():
+                stored = json.loads(self.path.read_text())
+                self.rows, self.runs = stored["rows"], stored["runs"]
+            self.rows = [r for r in self.rows if [r[name] for name in self._key] != key] + [row]
+            if self._run not in self.runs:
+                self.runs.append(self._run)
+            write(self.path, self.rows, machine=self.machine, runs=self.runs)
+
+
+@contextlib.contextmanager
+def _locked(folder):
+    """Keeps other processes out of the same folder's results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def markdown_table(header, rows):

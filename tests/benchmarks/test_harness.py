@@ -93,3 +93,13 @@ def test_markdown_table():
 def test_a_process_that_fails_is_quoted():
     with pytest.raises(RuntimeError, match="python -m json.tool absent ended with"):
         harness.from_process("json.tool", "absent")
+
+
+def test_runs_that_write_one_file_keep_each_others_rows(tmp_path):
+    path = tmp_path / "r.json"
+    first, second = results(path), results(path)
+    first.put({"method": "a", "seed": 0, "value": 1})
+    second.put({"method": "b", "seed": 0, "value": 2})
+    first.put({"method": "a", "seed": 1, "value": 3})
+    assert [row["value"] for row in results(path).rows] == [1, 2, 3]
+    assert first.find(method="b", seed=0)["value"] == 2

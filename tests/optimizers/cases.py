@@ -42,8 +42,6 @@ OPTIMIZERS = {
     ),
     "quantile_adaclip": lambda **k: dp.AdaCliP(l2_norm_clip=dp.QuantileClip(0.9), **k),
     "quantile_dpopt": lambda **k: dp.DPOPT(l2_norm_clip=dp.QuantileClip(), **k),
-    "coherent_adadp": lambda **k: dp.ADADP(coherence_limit=0.05, **k),
-    "coherent_dprmsprop": lambda **k: dp.DPRMSprop(coherence_limit=0.05, **k),
     "adan_local": lambda **k: dp.ADAN(clipping="local", local_clip_factor=0.7, **k),
 }
 SHAPES = {"first/kernel": (7, 5), "first/bias": (5,), "second/kernel": (2, 3, 5, 1), "scale": ()}

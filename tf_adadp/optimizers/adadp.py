@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
-from tf_adadp.optimizers.coherence import CoherenceRate
+from tf_adadp.optimizers.overshoot import OvershootRate
 from tf_adadp.optimizers.priors import Prior
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
+class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     """ADADP (Xu et al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep
     Learning", Algorithm 1), in a sound form whose defaults need no tuning.
 
@@ -23,16 +23,16 @@ class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
     the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
     guarantee. With `scale_step` the step follows r as well:
 
-        θ_i ← θ_i − (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t ≈ 0.032 / √(1 + t/20)
+        θ_i ← θ_i − f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.04 / √(1 + t/20)
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
     denominator is the noise's own std, and every coordinate gets the same noise whatever r is.
     Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
+    f_l ≤ 1 is found for each tensor l as training goes on, from releases: `OvershootRate`. It needs
+    no number of steps: a run may be stopped by its budget or go on in a second `fit`.
 
-    Measured (`benchmarks/adadp_default.py`, docs/adadp.md), for dense networks: at these defaults
-    level with or above DP-SGD tuned for each task and budget, by up to 8 points. The
-    tanh network on images wants the slower `InverseSqrtDecay(0.01, 50)`.
+    MEASURED
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
@@ -40,15 +40,12 @@ class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
     noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`.
 
     Args:
-        learning_rate: η, a float or a Keras schedule; None for `InverseSqrtDecay()`. The step does
-            not depend on the scale of gradients or noise.
+        learning_rate: None to find it; a float η or a Keras schedule is taken as it is, f_l = 1.
+            The step does not depend on the scale of gradients or noise.
         rho: ρ = 1 − γ of the RMSprop step.
         clipping: "ellipsoid", or "local" for the paper's coordinate-wise clipping.
         prior: "released", another `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
         scale_step: whether the step is divided by r once the warm-up is over. Post-processing.
-        coherence_limit: τ, above which the rate is lowered where most examples of a lot agree, see
-            `CoherenceRate`: 0.05 keeps convolutional networks from being thrown far by their
-            first steps. None for the schedule's rate.
         warmup_steps, local_clip_factor (β), prior_decay (γ'), prior_exponent,
             local_clip_threshold (G): see `AdaptiveNoise`.
         momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
@@ -66,7 +63,6 @@ class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
         clipping: str = "ellipsoid",
         prior: str | Prior = "released",
         scale_step: bool = True,
-        coherence_limit: float | None = None,
         warmup_steps: int | None = None,
         local_clip_factor: float = 1.2,
         prior_decay: float | None = None,
@@ -77,17 +73,13 @@ class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
         centered: bool = False,
         **kwargs: Any,
     ):
-        if prior == "raw" and coherence_limit is not None:
-            raise ValueError(
-                f'coherence_limit={coherence_limit!r} with prior="raw", the paper to the letter: '
-                "leave it out."
-            )
+        if prior == "raw" and learning_rate is None:
+            learning_rate = InverseSqrtDecay()  # the paper to the letter finds none
         super().__init__(
-            learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
+            learning_rate=learning_rate,
             rho=rho,
             clipping=clipping,
             prior=prior,
-            coherence_limit=coherence_limit,
             warmup_steps=warmup_steps,
             local_clip_factor=local_clip_factor,
             prior_decay=prior_decay,
@@ -119,6 +111,9 @@ class ADADP(CoherenceRate, AdaptiveNoise, keras.optimizers.RMSprop):
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:
             self._step_factors = None
+
+    def _step_scales(self):
+        return self._step_factors
 
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor

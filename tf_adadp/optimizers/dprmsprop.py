@@ -4,12 +4,11 @@ from typing import Any
 
 import keras
 
-from tf_adadp.optimizers.coherence import CoherenceRate
-from tf_adadp.optimizers.schedules import InverseSqrtDecay
+from tf_adadp.optimizers.overshoot import OvershootRate
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class DPRMSprop(CoherenceRate, keras.optimizers.RMSprop):
+class DPRMSprop(OvershootRate, keras.optimizers.RMSprop):
     """RMSprop fed with DP-SGD's released vector; ADAL in Xu et al., Section IV-E.
 
         E[g̃²] ← ρ E[g̃²] + (1 − ρ) g̃²,   θ ← θ − η g̃ / √(E[g̃²] + ε0)          (eq. 1)
@@ -17,9 +16,9 @@ class DPRMSprop(CoherenceRate, keras.optimizers.RMSprop):
     with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class.
 
     Args:
-        learning_rate: η, a float or a Keras schedule; None for `InverseSqrtDecay()`.
+        learning_rate: η, a float or a Keras schedule; None for a rate that each tensor finds as
+            training goes on, `OvershootRate`.
         rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
-        coherence_limit: τ, see `CoherenceRate`; None for the schedule's rate.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
             `keras.optimizers.RMSprop`.
     """
@@ -29,16 +28,14 @@ class DPRMSprop(CoherenceRate, keras.optimizers.RMSprop):
         learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | None = None,
         *,
         rho: float = 0.9,
-        coherence_limit: float | None = None,
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
         **kwargs: Any,
     ):
         super().__init__(
-            learning_rate=InverseSqrtDecay() if learning_rate is None else learning_rate,
+            learning_rate=learning_rate,
             rho=rho,
-            coherence_limit=coherence_limit,
             momentum=momentum,
             epsilon=epsilon,
             centered=centered,
