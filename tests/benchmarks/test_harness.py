@@ -97,9 +97,9 @@ def test_a_process_that_fails_is_quoted():
 
 def test_runs_that_write_one_file_keep_each_others_rows(tmp_path):
     path = tmp_path / "r.json"
-    first, second = results(path), results(path)
+    first, second = make_results(path), make_results(path)
     first.put({"method": "a", "seed": 0, "value": 1})
     second.put({"method": "b", "seed": 0, "value": 2})
     first.put({"method": "a", "seed": 1, "value": 3})
-    assert [row["value"] for row in results(path).rows] == [1, 2, 3]
+    assert [row["value"] for row in make_results(path).rows] == [1, 2, 3]
     assert first.find(method="b", seed=0)["value"] == 2
