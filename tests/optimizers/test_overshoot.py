@@ -186,3 +186,45 @@ def test_it_trains_at_the_same_price_and_is_saved(arguments, tmp_path):
     # A second fit goes on where the first ended.
     loaded.fit(x, y, batch_size=30, epochs=1, verbose=0)
     assert loaded.optimizer.steps_taken == 12
+
+
+@pytest.mark.parametrize("name", ["ADADP", "ADAL"])
+def test_no_rate_is_set_where_one_is_found(name):
+    found, given = (getattr(dp, name)(r, noise_multiplier=1.0) for r in (None, 0.1))
+    for rate in (0.2, keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)):
+        with pytest.raises(TypeError, match="compile again"):
+            found.learning_rate = rate  # a schedule would be lost when it is saved
+    given.learning_rate = 0.2
+    assert float(given.learning_rate) == pytest.approx(0.2)
+    assert float(found.learning_rate) == pytest.approx(0.04)
+
+
+def test_before_there_are_variables_and_without_any():
+    optimizer = dp.ADAL(noise_multiplier=1.0)
+    assert float(optimizer.step_logs()["rate_factor"]) == 1.0
+    optimizer.build([])
+    optimizer.apply_private([], 3.0)
+    assert float(optimizer.step_logs()["rate_factor"]) == 1.0
+
+
+@pytest.mark.parametrize("name", ["ADADP", "ADAL"])
+def test_an_overflow_leaves_finite_weights(name):
+    """Squares of a noise of std 1e19 are infinite in float32; RMSprop's step is not."""
+    optimizer = getattr(dp, name)(noise_multiplier=1e9, l2_norm_clip=1e10)
+    variable = keras.Variable(np.zeros(100, np.float32))
+    optimizer.build([variable])
+    for _ in range(3):
+        step(optimizer, [tf.ones((1, 100))])
+    assert np.all((factors(optimizer) >= 0.1) & (factors(optimizer) <= 1))
+    assert np.all(np.isfinite(variable.numpy()))
+
+
+def test_weights_that_are_set_anew_after_a_nan_train_again():
+    optimizer = dp.ADAL(noise_multiplier=1.0)
+    variable = keras.Variable(np.zeros(5, np.float32))
+    optimizer.build([variable])
+    for value in (0.0, np.nan, 0.0):
+        variable.assign(np.full(5, value, np.float32))
+        step(optimizer, [tf.ones((4, 5))])
+    assert np.all(np.isfinite(factors(optimizer)))
+    assert np.all(np.isfinite(variable.numpy()))

@@ -23,7 +23,8 @@ class OvershootRate(DPOptimizer):
     the loss rises again. Neither has a bias from the noise of g̃_t, which is independent of d, and n
     is what that noise may show in S (two standard deviations). On a quadratic S = G where a step
     has brought the loss back to where it was. f starts at (1 + κR)^(−1/2), κ = 1000, with R the
-    signal-to-noise ratio of the first release; f is never below 0.1. The root corrects RMSprop's
+    signal-to-noise ratio of the whole first release; f is never below 0.1, and 0.1 where it cannot
+    be told. The slope behind the first step counts as x = 1. The root corrects RMSprop's
     average, which starts at 0 and makes first steps 1/√(1 − ρ) times as long: it replaces a
     warm-up.
 
@@ -39,7 +40,8 @@ class OvershootRate(DPOptimizer):
             schedule is taken as it is, without them.
         **kwargs: see `DPOptimizer`.
 
-    `momentum` and `centered` of RMSprop are left out of G.
+    G leaves out what else moves weights: `momentum`, `centered`, weight decay, regularisers,
+    constraints, Keras's clipping of gradients, averages that overwrite weights. S sees all of it.
     """
 
     _rate = 0.04  # η_0
@@ -61,6 +63,7 @@ class OvershootRate(DPOptimizer):
             learning_rate = InverseSqrtDecay(self._rate, warmup_steps=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.finds_rate = finds_rate
+        self._multipliers = None
 
     def _build_private(self, variables):
         super()._build_private(variables)
@@ -85,11 +88,16 @@ class OvershootRate(DPOptimizer):
             kept.assign(weight)
             slopes.append(tf.reduce_sum(g * step))
             noise.append(tf.reduce_sum(tf.square(s * step)))
-        energies = [_energies(g, s) for g, s in zip(released, stddevs, strict=True)]
+        if not slopes:  # no variables
+            return
         factors = self._next_factors(tf.stack(slopes), tf.stack(noise))
-        factors = tf.where(self.iterations.value > 0, factors, self._start(energies))
+        factors = tf.cond(
+            self.iterations.value > 0, lambda: factors, lambda: self._start(released, stddevs)
+        )
+        # Kept as it is, a NaN would stay: after an overflow, or in weights that are set anew.
+        factors = tf.where(tf.math.is_finite(factors), factors, self._lowest)
         self._rate_factors.assign(factors)
-        rate = self._corrected(tf.cast(self.learning_rate, tf.float32))
+        rate = tf.cast(self.learning_rate, tf.float32) * self._correction()
         self._gains.assign(rate * factors * tf.stack(list(self._unit_gains(released, stddevs))))
 
     def _next_factors(self, slopes, noise_energy):
@@ -104,12 +112,13 @@ class OvershootRate(DPOptimizer):
         factors = self._rate_factors.value * tf.exp(tf.where(room > 0, growth, self._fall) * room)
         return tf.clip_by_value(factors, self._lowest, 1.0)
 
-    def _start(self, energies):
-        """f of the first step: (1 + κR)^(−1/2), R = signal over noise, ∞ without noise."""
+    def _start(self, released, stddevs):
+        """f of the first step, [tensors]: (1 + κR)^(−1/2), R = signal over noise, ∞ without it."""
+        energies = [_energies(g, s) for g, s in zip(released, stddevs, strict=True)]
         total, noise = (tf.add_n(part) for part in zip(*energies, strict=True))
         signal = tf.maximum(total - noise, 0.0)
         start = tf.sqrt(tf.math.divide_no_nan(noise, noise + self._caution * signal))
-        return tf.maximum(start, self._lowest)
+        return tf.fill([len(released)], tf.maximum(start, self._lowest))
 
     def _unit_gains(self, released, stddevs):
         """What the coming step gains in each tensor, for a rate of 1."""
@@ -124,27 +133,51 @@ class OvershootRate(DPOptimizer):
         """Hook: what the step is multiplied with per variable, besides the rate; None for 1."""
         return None
 
-    def _corrected(self, learning_rate):
-        """η·√(1 − ρ^(t+1))."""
-        count = tf.cast(self.iterations.value + 1, learning_rate.dtype)
-        rho = tf.cast(self.rho, learning_rate.dtype)
-        return learning_rate * tf.sqrt(1 - tf.pow(rho, count))
+    def _correction(self):
+        """√(1 − ρ^(t+1))."""
+        count = tf.cast(self.iterations.value + 1, tf.float32)
+        return tf.sqrt(1 - tf.pow(tf.cast(self.rho, tf.float32), count))
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        if self.finds_rate:  # once for all variables
+            factors = tf.convert_to_tensor(self._rate_factors.value)
+            self._multipliers = tf.unstack(self._correction() * factors)
+        try:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+        finally:
+            self._multipliers = None
 
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
     ) -> None:
         """Applies Keras's rule to one variable, at its own rate."""
-        if self.finds_rate:
-            factors = tf.convert_to_tensor(self._rate_factors.value)
-            factor = factors[self._get_variable_index(variable)]
-            learning_rate = self._corrected(learning_rate) * tf.cast(factor, learning_rate.dtype)
+        if self._multipliers is not None:
+            factor = self._multipliers[self._get_variable_index(variable)]
+            learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)
         super().update_step(gradient, variable, learning_rate)
 
     def step_logs(self) -> dict[str, tf.Tensor]:
         """Returns the mean of the last step's f_l as "rate_factor", a released quantity."""
         if not self.finds_rate:
             return super().step_logs()
-        return {**super().step_logs(), "rate_factor": tf.reduce_mean(self._rate_factors.value)}
+        known = self.built and self._trainable_variables
+        mean = tf.reduce_mean(self._rate_factors.value) if known else tf.ones([])
+        return {**super().step_logs(), "rate_factor": mean}
+
+    @property
+    def learning_rate(self) -> Any:
+        """η_t; where the rate is found, without f_l. Not settable then."""
+        return super().learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        if self.finds_rate:
+            raise TypeError(
+                f"This {type(self).__name__} was made without learning_rate and finds one for each "
+                f"tensor, so none can be set. Make it with a rate, "
+                f"{type(self).__name__}(learning_rate=0.01, ...), and compile again."
+            )
+        keras.optimizers.RMSprop.learning_rate.fset(self, learning_rate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
