@@ -23,7 +23,8 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
     guarantee. With `scale_step` the step follows r as well:
 
-        θ_i ← θ_i − f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t = 0.04 / √(1 + t/20)
+        θ_i ← θ_i − f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0)
+        η_t = 0.04 · √(1 − ρ^(t+1)) / √(1 + t/20)
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
@@ -41,7 +42,8 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
 
     Args:
         learning_rate: None to find it; a float η or a Keras schedule is taken as it is, f_l = 1.
-            The step does not depend on the scale of gradients or noise.
+            The step does not depend on the scale of gradients or noise while g̃² is far above
+            epsilon.
         rho: ρ = 1 − γ of the RMSprop step.
         clipping: "ellipsoid", or "local" for the paper's coordinate-wise clipping.
         prior: "released", another `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
