@@ -20,9 +20,10 @@ class OvershootRate(DPOptimizer):
         ln f_l ← ln f_l + x_l·(0.1 + 0.2·n_l/a_l)   where x_l > 0,   + 0.5·x_l   otherwise
 
     G is what the last step gained to first order, S the slope that is left behind it, above 0 where
-    the loss rises again. Neither has a bias from the noise of g̃_t, which is independent of d, and n
-    is what that noise may show in S (two standard deviations). On a quadratic S = G where a step
-    has brought the loss back to where it was. f starts at (1 + κR)^(−1/2), κ = 1000, with R the
+    the loss rises again. The noise of g̃_t is independent of d, so S has no bias, and n is what it
+    may show there (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, as the noise of
+    g̃_{t−1} is in RMSprop's average as well. At q = 1 a step may take the loss back to where it was,
+    on a quadratic, and not above. f starts at (1 + κR)^(−1/2), κ = 1000, with R the
     signal-to-noise ratio of the whole first release; f is never below 0.1, and 0.1 where it cannot
     be told. The slope behind the first step counts as x = 1. The root corrects RMSprop's
     average, which starts at 0 and makes first steps 1/√(1 − ρ) times as long: it replaces a
@@ -36,7 +37,7 @@ class OvershootRate(DPOptimizer):
     Guarantee: g̃ and θ are released, s and ρ public, so f is post-processing.
 
     Args:
-        learning_rate: None for η_t = 0.04/√(1 + t/20) times the factors; a float or a Keras
+        learning_rate: None for η_t = 0.032/√(1 + t/20) times the factors; a float or a Keras
             schedule is taken as it is, without them.
         **kwargs: see `DPOptimizer`.
 
@@ -44,8 +45,8 @@ class OvershootRate(DPOptimizer):
     constraints, Keras's clipping of gradients, averages that overwrite weights. S sees all of it.
     """
 
-    _rate = 0.04  # η_0
-    _limit = 0.7  # q
+    _rate = 0.032  # η_0
+    _limit = 1.0  # q
     _caution = 1000.0  # κ
     _lowest = 0.1
     _growth = 0.1  # of ln f, most in a step, where the last step was all signal
