@@ -18,14 +18,14 @@ RATES = {
     "f starts at 0.1": _changed(caution=math.inf),
     "f ≥ 0.02": _changed(lowest=0.02),
     "f ≥ 0.2": _changed(lowest=0.2),
-    "q = 0.35": _changed(limit=0.35),
-    "q = 1.4": _changed(limit=1.4),
+    "q = 0.5": _changed(limit=0.5),
+    "q = 2": _changed(limit=2.0),
     "growth 0.3": _changed(growth=0.3),
     "fall 0.25": _changed(fall=0.25),
     "fall 1": _changed(fall=1.0),
     "one deviation": _changed(deviations=1.0),
-    "η × 0.5": _changed(rate=0.02),
-    "η × 2": _changed(rate=0.08),
+    "η × 0.5": _changed(rate=0.016),
+    "η × 2": _changed(rate=0.064),
 }
 RATE_CELLS = (
     ("digits", 1.0),

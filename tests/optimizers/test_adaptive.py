@@ -207,9 +207,9 @@ def test_the_default_schedule():
     assert again.get_config() == schedule.get_config()
     for make_one in (dp.ADADP, dp.ADAL):
         optimizer = make_one(noise_multiplier=1.0)
-        assert float(optimizer.learning_rate) == pytest.approx(0.04, rel=1e-5)
+        assert float(optimizer.learning_rate) == pytest.approx(0.032, rel=1e-5)
         copy = type(optimizer).from_config(optimizer.get_config())
-        assert float(copy.learning_rate) == pytest.approx(0.04, rel=1e-5)
+        assert float(copy.learning_rate) == pytest.approx(0.032, rel=1e-5)
         assert float(make_one(0.5, noise_multiplier=1.0).learning_rate) == pytest.approx(0.5)
     assert float(dp.ADADP(prior="raw", noise_multiplier=1.0).learning_rate) < 0.0065
     for bad in (

@@ -39,7 +39,7 @@ class Expected:
         self.t = 0
 
     def step(self, g, s, r):
-        rate = 0.04 / np.sqrt(1 + self.t / 20) * np.sqrt(1 - 0.9 ** (self.t + 1))
+        rate = 0.032 / np.sqrt(1 + self.t / 20) * np.sqrt(1 - 0.9 ** (self.t + 1))
         moved = self.theta - self.before
         slopes = by_tensor(g * moved)
         if self.t == 0:
@@ -47,7 +47,7 @@ class Expected:
             f = np.full(len(SHAPES), max(1 / np.sqrt(1 + 1000 * ratio), 0.1))
         else:
             noise = 2 * np.sqrt(by_tensor((s * moved) ** 2))
-            allowed = 0.7 * np.maximum(self.gains, 0) + noise
+            allowed = 1.0 * np.maximum(self.gains, 0) + noise
             room = (allowed - slopes) / (allowed + np.abs(slopes))
             room = room if self.t > 1 else np.ones(len(SHAPES))
             up = 0.1 + 0.2 * noise / allowed
@@ -196,7 +196,7 @@ def test_no_rate_is_set_where_one_is_found(name):
             found.learning_rate = rate  # a schedule would be lost when it is saved
     given.learning_rate = 0.2
     assert float(given.learning_rate) == pytest.approx(0.2)
-    assert float(found.learning_rate) == pytest.approx(0.04)
+    assert float(found.learning_rate) == pytest.approx(0.032)
 
 
 def test_before_there_are_variables_and_without_any():

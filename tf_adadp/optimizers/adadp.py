@@ -24,7 +24,7 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     guarantee. With `scale_step` the step follows r as well:
 
         θ_i ← θ_i − f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0)
-        η_t = 0.04 · √(1 − ρ^(t+1)) / √(1 + t/20)
+        η_t = 0.032 · √(1 − ρ^(t+1)) / √(1 + t/20)
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
