@@ -5,6 +5,7 @@ import numpy as np
 from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
+_COMPARED = ("ADADP", "DPSGD")
 
 
 def _mean(row):
@@ -52,35 +53,35 @@ def tables(rows):
     parts = []
     cells = _cells(rows)
     if cells:
-        methods = list(dict.fromkeys(m for found in cells.values() for m in found))
-        methods.sort(key=lambda m: (m in _TUNED, m))
         apart = differences(rows)
-        lines = []
-        for (task, epsilon), found in cells.items():
-            line = [task, f"{epsilon:g}"]
-            for method in methods:
-                line.append(_with_rate(found.get(method)))
-            difference = apart.get((task, epsilon))
-            lines.append([*line, "" if difference is None else f"{difference:+.2f}"])
-        header = [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
-        parts.append(
-            harness.markdown_table(["task", "ε", *header, "ADADP less tuned DPSGD"], lines)
-        )
+        lines = [
+            [
+                *(task, f"{epsilon:g}"),
+                *(_with_rate(found.get(method)) for method in _COMPARED),
+                f"{apart[task, epsilon]:+.2f}" if (task, epsilon) in apart else "",
+            ]
+            for (task, epsilon), found in cells.items()
+            if set(_COMPARED) & set(found)
+        ]
+        parts.append(harness.markdown_table(["task", "ε", *_names(_COMPARED), "difference"], lines))
         if apart:
             values = np.array(list(apart.values()))
             parts.append(
                 f"ADADP at its defaults less tuned DPSGD over {len(values)} cells: mean "
                 f"{values.mean():+.2f}, least {values.min():+.2f}, most {values.max():+.2f} points."
             )
-    ablation = [row for row in rows if row["part"] == "ablation"]
-    if ablation:
-        columns = list(dict.fromkeys((r["task"], r["epsilon"]) for r in ablation))
-        by_name = {}
-        for row in ablation:
-            by_name.setdefault(row["method"], {})[row["task"], row["epsilon"]] = _text(row)
-        header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
-        lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
-        parts.append(harness.markdown_table(header, lines))
+        others = dict.fromkeys(m for found in cells.values() for m in found if m not in _COMPARED)
+        if others:
+            lines = [
+                [task, f"{epsilon:g}", *(_with_rate(found.get(m)) for m in others)]
+                for (task, epsilon), found in cells.items()
+                if set(others) & set(found)
+            ]
+            parts.append(harness.markdown_table(["task", "ε", *_names(others)], lines))
+    for part in ("ablation", "rates"):
+        variants = [row for row in rows if row["part"] == part]
+        if variants:
+            parts.append(_variants_table(variants))
     options = [row for row in rows if row["part"] == "options"]
     if options:
         parts.append(_options_table(options, cells))
@@ -95,6 +96,22 @@ def tables(rows):
         ]
         parts.append(harness.markdown_table(["digits", "ADADP", "DPSGD"], lines))
     return "\n\n".join(parts)
+
+
+def _names(methods):
+    return [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
+
+
+def _variants_table(rows):
+    """A row per variant, and setting if there is one; a column per cell."""
+    columns = list(dict.fromkeys((r["task"], r["epsilon"]) for r in rows))
+    by_name = {}
+    for row in rows:
+        name = ", ".join(filter(None, (row["method"], row["setting"])))
+        by_name.setdefault(name, {})[row["task"], row["epsilon"]] = _with_rate(row)
+    header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
+    lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
+    return harness.markdown_table(header, lines)
 
 
 def _options_table(options, cells):

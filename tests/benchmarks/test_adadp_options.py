@@ -73,7 +73,7 @@ def releases(optimizer, steps, rows=20):
 
 
 def test_adadp_divides_by_the_corrected_moment():
-    optimizer = built(options.CorrectedADADP, moment_floor=0.2)
+    optimizer = built(options.CorrectedADADP, learning_rate=dp.InverseSqrtDecay(), moment_floor=0.2)
     v = n = theta = 0.0
     for g, s, r, rate in releases(optimizer, 6):
         v, n = 0.9 * v + 0.1 * g**2, 0.9 * n + 0.1 * s**2
@@ -107,7 +107,7 @@ def test_without_noise_there_is_nothing_to_correct(corrected, plain):
 
 
 def test_the_low_pass_filter():
-    optimizer = built(options.LowPassADADP, pole=0.8)
+    optimizer = built(options.LowPassADADP, learning_rate=dp.InverseSqrtDecay(), pole=0.8)
     seen = releases(optimizer, 6)
     v = theta = 0.0
     for t, (_, _, r, rate) in enumerate(seen):

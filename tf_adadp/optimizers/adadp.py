@@ -33,7 +33,8 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     f_l ≤ 1 is found for each tensor l as training goes on, from releases: `OvershootRate`. It needs
     no number of steps: a run may be stopped by its budget or go on in a second `fit`.
 
-    MEASURED
+    Measured (`benchmarks/adadp_default.py`, docs/adadp.md) at these defaults beside DP-SGD tuned
+    for each task and budget. RECURRENT
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior

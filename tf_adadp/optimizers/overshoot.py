@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
+from tf_adadp.utils.keras_compat import second_moments
 
 
 class OvershootRate(DPOptimizer):
@@ -124,7 +125,8 @@ class OvershootRate(DPOptimizer):
     def _unit_gains(self, released, stddevs):
         """What the coming step gains in each tensor, for a rate of 1."""
         scales = self._step_scales() or [1.0] * len(released)
-        for g, s, scale, velocity in zip(released, stddevs, scales, self._velocities, strict=True):
+        moments = second_moments(self)
+        for g, s, scale, velocity in zip(released, stddevs, scales, moments, strict=True):
             square = tf.square(g)
             velocity = tf.cast(velocity, tf.float32)
             moment = self.rho * velocity + (1 - self.rho) * square + self.epsilon

@@ -248,6 +248,11 @@ def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Varia
     return optimizer._trainable_variables
 
 
+def second_moments(optimizer: keras.optimizers.RMSprop) -> list[keras.Variable]:
+    """Returns RMSprop's running means of squared gradients."""
+    return optimizer._velocities
+
+
 def learning_rate_of(optimizer: keras.optimizers.Optimizer | None) -> object:
     """Returns the learning rate's variable or schedule."""
     return getattr(optimizer, "_learning_rate", None)
