@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
-_COMPARED = ("ADADP", "DPSGD")
+_COMPARED = ("ADADP", "ADADP, schedule", "DPSGD")
 
 
 def _mean(row):
@@ -16,6 +16,11 @@ def _order(row):
     """A setting's name and value: `L 64` before `L 128`."""
     name, _, value = row["setting"].rpartition(" ")
     return name, float(value)
+
+
+def _plain(row):
+    """A row's optimizer, whatever its rate follows."""
+    return row["method"].partition(",")[0]
 
 
 def _text(row):
@@ -89,7 +94,7 @@ def tables(rows):
     if sensitivity:
         by_name = {}
         for row in sorted(sensitivity, key=_order):
-            by_name.setdefault(row["setting"], {})[row["method"]] = row
+            by_name.setdefault(row["setting"], {})[_plain(row)] = row
         lines = [
             [name, *(_text(found[m]) if m in found else "" for m in ("ADADP", "DPSGD"))]
             for name, found in by_name.items()
@@ -99,7 +104,8 @@ def tables(rows):
 
 
 def _names(methods):
-    return [f"{m}, tuned (η)" if m in _TUNED else f"{m}, default" for m in methods]
+    kinds = {m: ", tuned (η)" if m in _TUNED else "" if "," in m else ", default" for m in methods}
+    return [m + kind for m, kind in kinds.items()]
 
 
 def _variants_table(rows):
@@ -143,11 +149,11 @@ def plot(rows, path):
     figure, (study, sensitivity) = plt.subplots(
         2, 1, figsize=(12, 8), layout="constrained", height_ratios=(3, 2)
     )
-    marks = {"ADADP": "o", "ADAL": "s", "ADAN": "^", "DPSGD": "_", "DPAdam": "x"}
+    marks = {"ADADP": "o", "ADADP, schedule": ".", "ADAN": "^", "DPSGD": "_", "DPAdam": "x"}
     for method, mark in marks.items():
         places = [i for i, found in enumerate(cells.values()) if method in found]
         means = [_mean(f[method]) for f in cells.values() if method in f]
-        label = f"{method}, {'tuned' if method in _TUNED else 'default'}"
+        label = _names([method])[0]
         style = {"markersize": 14, "markeredgewidth": 2} if mark == "_" else {"markersize": 7}
         study.plot(places, means, mark, label=label, **style)
     names = [f"{task}\nε = {epsilon:g}" for task, epsilon in cells]
@@ -158,7 +164,7 @@ def plot(rows, path):
     settings = [row for row in rows if row["part"] == "sensitivity"]
     order = list(dict.fromkeys(row["setting"] for row in sorted(settings, key=_order)))
     for method in ("ADADP", "DPSGD"):
-        mine = [row for row in settings if row["method"] == method]
+        mine = [row for row in settings if _plain(row) == method]
         places = [order.index(row["setting"]) for row in mine]
         errors = [100 * np.std(row["accuracies"], ddof=1) for row in mine]
         sensitivity.errorbar(
