@@ -159,14 +159,6 @@ class OvershootRate(DPOptimizer):
             learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)
         super().update_step(gradient, variable, learning_rate)
 
-    def step_logs(self) -> dict[str, tf.Tensor]:
-        """Returns the mean of the last step's f_l as "rate_factor", a released quantity."""
-        if not self.finds_rate:
-            return super().step_logs()
-        known = self.built and self._trainable_variables
-        mean = tf.reduce_mean(self._rate_factors.value) if known else tf.ones([])
-        return {**super().step_logs(), "rate_factor": mean}
-
     @property
     def learning_rate(self) -> Any:
         """η_t; where the rate is found, without f_l. Not settable then."""
