@@ -143,11 +143,11 @@ SEARCH = {
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN)))
 
 
-# Variants of ADADP; learning rates only where the method has no default step of its own.
 def _scheduled(**arguments):
     return dp.ADADP(dp.InverseSqrtDecay(), **arguments)
 
 
+# Variants of ADADP at the schedule, or at a rate of their own.
 VARIANTS = {
     _SCHEDULE: _scheduled,
     "ADAL, schedule": lambda **k: dp.ADAL(dp.InverseSqrtDecay(), **k),

@@ -22,7 +22,11 @@ def _operations(make, layers):
     return len(step.get_concrete_function(*specs).graph.get_operations())
 
 
-@pytest.mark.parametrize(("make", "most"), [(dp.DPSGD, 12), (dp.ADADP, 95)], ids=["DPSGD", "ADADP"])
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [(dp.DPSGD, 12), (lambda **k: dp.ADADP(0.01, **k), 75), (dp.ADADP, 95)],
+    ids=["DPSGD", "ADADP", "ADADP that finds its rate"],
+)
 def test_a_variable_more_is_few_operations_more(make, most):
     """Hundreds of small variables share the work; Keras's own update takes 8 to 20 of these."""
     per_variable = (_operations(make, 40) - _operations(make, 20)) / 40

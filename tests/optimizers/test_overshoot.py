@@ -121,7 +121,7 @@ def test_the_scale_of_the_loss_does_not_matter():
 
 
 def test_noise_alone_lets_the_rate_grow_to_its_end():
-    """Of 300 lots without examples; a factor falls where noise exceeds two of its standard
+    """Takes 300 lots without examples. A factor falls where noise exceeds two of its standard
     deviations, once in 44 times, and by 0.5·(S − a)/(S + a) then: six in a row, with which the
     mean of the four factors were below 0.3 after 20 steps, are less likely than 10⁻⁹."""
     optimizer = make("dprmsprop", seed=4)

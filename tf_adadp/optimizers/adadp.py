@@ -40,7 +40,8 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
     sees released vectors with their known noise variance subtracted, and sets the shape of the
-    noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`.
+    noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`,
+    and follows `InverseSqrtDecay()` where no rate is given.
 
     Args:
         learning_rate: None to find it; a float η or a Keras schedule is taken as it is, f_l = 1.

@@ -123,7 +123,7 @@ class OvershootRate(DPOptimizer):
         return tf.fill([len(released)], tf.maximum(start, self._lowest))
 
     def _unit_gains(self, released, stddevs):
-        """What the coming step gains in each tensor, for a rate of 1."""
+        """Yields what the coming step gains in each tensor, for a rate of 1."""
         scales = self._step_scales() or [1.0] * len(released)
         moments = second_moments(self)
         for g, s, scale, velocity in zip(released, stddevs, scales, moments, strict=True):
