@@ -420,6 +420,11 @@ class DPModel(SavedWithLedger, keras.Model):
         if self.session.prepared is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 
+    def _get_metrics_result_or_logs(self, logs):
+        # Keras takes the means over all replicas only where a step logs nothing but metrics.
+        metrics = self.get_metrics_result()
+        return {name: metrics.get(name, value) for name, value in logs.items()}
+
 
 def _check_arguments(model, physical_batch_size, gradient_engine):
     """Validates the arguments of the constructor."""

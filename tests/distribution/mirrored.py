@@ -60,6 +60,7 @@ def one_device_and_four_take_the_same_steps():
     for optimizer in (
         lambda: dp.ADADP(noise_multiplier=2.0, seed=3, warmup_steps=2),
         lambda: dp.DPAdam(noise_multiplier=2.0, seed=3, microbatch_size=1, use_ema=True),
+        lambda: dp.DPSGD(noise_multiplier=2.0, seed=3, l2_norm_clip=dp.QuantileClip()),
     ):
         alone, expected = run(ALONE, optimizer)
         split, found = run(STRATEGY, optimizer)
