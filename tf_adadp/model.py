@@ -16,10 +16,10 @@ from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies
 from tf_adadp.training import arguments
 from tf_adadp.training.batch import batch_of
+from tf_adadp.training.budget import Budget
 from tf_adadp.training.chief import ShareChiefsState
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.training.session import Session
-from tf_adadp.utils import checks
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -27,7 +27,7 @@ class DPModel(SavedWithLedger, keras.Model):
     """Wraps a Keras model so that `fit` trains it with differential privacy.
 
         model = DPModel(keras.Sequential([...]))
-        model.compile(optimizer=ADADP(noise_multiplier=4.0), loss=..., metrics=[...])
+        model.compile(optimizer=ADADP(), loss=..., target_epsilon=2.0, target_delta=1e-5)
         model.fit(x, y, batch_size=600, epochs=10, callbacks=[PrivacyCallback(1e-5)])
         model.model.save("model.keras")            # the plain model, free of tf_adadp
 
@@ -67,7 +67,7 @@ class DPModel(SavedWithLedger, keras.Model):
         ledger: PrivacyLedger | None = None,
         **kwargs: Any,
     ):
-        _check_arguments(model, physical_batch_size, gradient_engine)
+        arguments.check_model(model, physical_batch_size, gradient_engine)
         validation.check_layers(model)
         validation.check_overrides(model)
         super().__init__(**kwargs)
@@ -113,6 +113,9 @@ class DPModel(SavedWithLedger, keras.Model):
         auto_scale_loss: bool = True,
         released_metrics: ReleasedMetrics | None = None,
         log_raw_metrics: bool | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        accountant: str = "rdp",
     ) -> None:
         """Configures training. Arguments as in `keras.Model.compile`, with these differences.
 
@@ -140,6 +143,7 @@ class DPModel(SavedWithLedger, keras.Model):
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             layers=self._flatten_layers(),
+            budget=Budget.checked(target_epsilon, target_delta, accountant),
         )
         validation.check_layers(self.model)
         self._history.close_uncharged()
@@ -238,9 +242,11 @@ class DPModel(SavedWithLedger, keras.Model):
         self.session.check_fit(data, callbacks)
         if steps_per_epoch is None:
             steps_per_epoch = lots.steps_per_epoch
-        dataset = self.session.start(lots, epochs, initial_epoch, steps_per_epoch)
+        dataset, budgeted = self.session.start(lots, epochs, initial_epoch, steps_per_epoch)
+        # After those that restore.
         if workers.num_workers(self.distribute_strategy) > 1:
-            callbacks = [*callbacks, ShareChiefsState()]  # after those that restore
+            callbacks = [*callbacks, ShareChiefsState()]
+        callbacks = [*callbacks, *budgeted]
         self.session.warn_of_raw_metrics()
         with self.session.running(callbacks):
             return super().fit(
@@ -424,17 +430,6 @@ class DPModel(SavedWithLedger, keras.Model):
         # Keras takes the means over all replicas only where a step logs nothing but metrics.
         metrics = self.get_metrics_result()
         return {name: metrics.get(name, value) for name, value in logs.items()}
-
-
-def _check_arguments(model, physical_batch_size, gradient_engine):
-    """Validates the arguments of the constructor."""
-    checks.check_instance("model", model, keras.Model, "a keras.Model")
-    if isinstance(model, DPModel):
-        raise TypeError("model is a DPModel already: wrap the plain one, `model.model`.")
-    if physical_batch_size is not None:
-        wanted = "an integer of at least 1, or None to have it chosen"
-        checks.check_integer("physical_batch_size", physical_batch_size, wanted, at_least=1)
-    checks.check_choice("gradient_engine", gradient_engine, ("auto", "ghost", "vectorized"))
 
 
 def load_model(

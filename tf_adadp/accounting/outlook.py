@@ -1,5 +1,7 @@
 """What further releases would cost, after those that a ledger records."""
 
+from collections.abc import Callable
+
 import dp_accounting
 
 from tf_adadp.accounting.accountants import Composition, check_accountant, is_non_private_key
@@ -94,6 +96,7 @@ class Outlook:
         law: SamplingLaw,
         steps: int,
         accountant: str = "rdp",
+        step: Callable[[float], dp_accounting.DpEvent] | None = None,
     ) -> float:
         """Returns the least σ* for which `steps` more steps keep ε at δ within target_epsilon.
 
@@ -104,8 +107,9 @@ class Outlook:
         Args:
           target_epsilon: ε > 0 for everything together.
           delta, accountant: as `epsilon`.
-          law: how the lots of these steps are sampled; one step is `law.event(σ*)`.
+          law: how the lots of these steps are sampled.
           steps: how many, ≥ 1.
+          step: σ* ↦ the event of one step; None: `law.event`.
 
         Raises:
           ValueError: as `add` and `epsilon`; the budget is already spent; no noise is enough.
@@ -114,8 +118,9 @@ class Outlook:
         delta = check_delta(delta)
         steps = check_integer("steps", steps, at_least=1)
         check_instance("law", law, SamplingLaw, "a sampling law", wrong_type=ValueError)
-        spent = self._spent_and(considered(law.event(1.0), steps, law), delta)
-        return least_noise_multiplier(spent, law.event, steps, target_epsilon, delta, accountant)
+        step = step or law.event
+        spent = self._spent_and(considered(step(1.0), steps, law), delta)
+        return least_noise_multiplier(spent, step, steps, target_epsilon, delta, accountant)
 
     def budget_for(
         self,

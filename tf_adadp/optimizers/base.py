@@ -12,10 +12,11 @@ from tf_adadp.accounting import PrivacyLedger, SamplingLaw
 from tf_adadp.charging.charges import Charged, Charges
 from tf_adadp.distribution import replicas
 from tf_adadp.optimizers import guards
+from tf_adadp.optimizers.planned_noise import PlannedNoise
 from tf_adadp.utils.checks import check_bool, check_integer
 
 
-class DPOptimizer(guards.Guards, Charged):
+class DPOptimizer(guards.Guards, Charged, PlannedNoise):
     """Mixin that makes a Keras optimizer private: `class DPSGD(DPOptimizer, keras.optimizers.SGD)`.
 
     One step releases one noisy sum, and everything after it is post-processing:
@@ -31,20 +32,17 @@ class DPOptimizer(guards.Guards, Charged):
     at most one Poisson-sampled Gaussian mechanism of multiplier σ* (generalised Lemma 1 of Xu et
     al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep Learning").
     `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
-    neighbours, the multiplier is σ*/2; for users with up to k records in a lot it is σ*/k. Each
-    law's class states its own.
+    neighbours, the multiplier is σ*/2; for users with up to k records in a lot it is σ*/k.
 
     A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
     outside `apply_private`, before any weight changes. What sets the privacy is read-only: every
-    argument x that a class or mixin names in its `__init__` beside those of its Keras optimizer, as
-    the attributes x and _x. For another noise_multiplier make another optimizer and compile again.
+    argument x of our own, as the attributes x and _x. For others make another optimizer.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
         noise_multiplier: σ* > 0, noise std over sensitivity. It sets the privacy, so there is no
-            default: an optimizer made with None has a configuration, but raises a ValueError when
-            it is compiled, charged or asked to release. 0 only with `allow_no_noise=True`, charged
-            ε = ∞.
+            default: made with None it waits for the budget of `compile(target_epsilon=…)`, and
+            refuses to be charged or to release before. 0 only with `allow_no_noise=True`, ε = ∞.
         l2_norm_clip: C > 0; or a `QuantileClip`, for a C that follows the gradients' norms; or a
             dict {variable path prefix: bound} for one ball per prefix: the longest prefix wins and
             every trainable variable must match one.
@@ -103,6 +101,7 @@ class DPOptimizer(guards.Guards, Charged):
             keras_arguments["learning_rate"] = guards.check_learning_rate(learning_rate)
         super().__init__(**keras_arguments)
         self.noise_multiplier = noise_multiplier
+        self.waits_for_budget = noise_multiplier is None
         self._l2_norm_clip = guards.check_clip(l2_norm_clip)
         self.automatic_clipping = guards.check_automatic_clipping(automatic_clipping)
         if self.adapts_clip_norm and automatic_clipping is not None:
@@ -157,6 +156,7 @@ class DPOptimizer(guards.Guards, Charged):
             if self.adapts_clip_norm:
                 norm = keras.initializers.Constant(self.l2_norm_clip.initial_norm)
                 self._adapted_norm = self._add_state((), "clip_norm", initializer=norm)
+            self._build_saved_noise()
             self._build_private(variables)
             self.built = True
         self.charges.attach(variables)
@@ -434,7 +434,7 @@ class DPOptimizer(guards.Guards, Charged):
         for name in ("gradient_accumulation_steps", "loss_scale_factor"):
             config.pop(name, None)
         config.update(
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=None if self.waits_for_budget else self.noise_multiplier,
             l2_norm_clip=keras.saving.serialize_keras_object(self.l2_norm_clip),
             automatic_clipping=self.automatic_clipping,
             microbatch_size=self.microbatch_size,

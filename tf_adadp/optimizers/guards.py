@@ -148,8 +148,9 @@ class Guards:
         if self.noise_multiplier is None:
             name = type(self).__name__
             raise ValueError(
-                f"{name} was made without noise_multiplier, which sets the privacy. Make it as "
-                f"{name}(noise_multiplier=σ); for a budget, σ = "
+                f"{name} was made without noise_multiplier, which sets the privacy. Give compile a "
+                "budget, target_epsilon=2.0, target_delta=1e-5, and fit finds it. In a custom loop "
+                f"make {name}(noise_multiplier=σ), with σ = "
                 "tf_adadp.accounting.calibrate_noise_multiplier(target_epsilon=2.0, delta=1e-5, "
                 "sampling_probability=256 / 60000, steps=2000)."
             )

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tf_adadp import validation
 from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.sampling import Lots, PoissonLots
-from tf_adadp.utils.checks import check_instance, check_integer, check_number
+from tf_adadp.utils.checks import check_choice, check_instance, check_integer, check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,21 @@ class FitData:
     y: Any
     class_weight: dict[int, float] | None
     validation_data: Any
+
+
+def check_model(model: Any, physical_batch_size: Any, gradient_engine: Any) -> None:
+    """Validates the arguments of the constructor of `DPModel`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    check_instance("model", model, keras.Model, "a keras.Model")
+    if isinstance(model, SavedWithLedger):
+        raise TypeError("model is a DPModel already: wrap the plain one, `model.model`.")
+    if physical_batch_size is not None:
+        wanted = "an integer of at least 1, or None to have it chosen"
+        check_integer("physical_batch_size", physical_batch_size, wanted, at_least=1)
+    check_choice("gradient_engine", gradient_engine, ("auto", "ghost", "vectorized"))
 
 
 def fit_data(

@@ -8,6 +8,7 @@ import keras
 
 from tf_adadp.metrics import ReleasedMetrics
 from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.training.budget import Budget
 from tf_adadp.utils.checks import check_instance, check_integer
 from tf_adadp.validation import check_trainable_state
 
@@ -19,6 +20,7 @@ class Compiled:
     Attributes:
         optimizer, released_metrics, log_raw_metrics, jit_compile, steps_per_execution: as given.
         trainable: {layer: its `trainable`}.
+        budget: what the optimizer's noise follows from; None where it was given.
     """
 
     optimizer: DPOptimizer
@@ -27,6 +29,7 @@ class Compiled:
     jit_compile: bool | str
     steps_per_execution: int
     trainable: dict[keras.Layer, bool]
+    budget: Budget | None
 
     @classmethod
     def checked(
@@ -39,13 +42,14 @@ class Compiled:
         run_eagerly: bool,
         steps_per_execution: Any,
         layers: Iterable[keras.Layer],
+        budget: Budget | None,
     ) -> "Compiled":
         """Validates the arguments of `DPModel.compile` that differ from Keras's.
 
         Raises:
             ValueError: naming the argument.
         """
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, budget)
         check_instance(
             "released_metrics",
             released_metrics,
@@ -70,6 +74,7 @@ class Compiled:
             jit_compile="auto" if jit_compile is None else jit_compile,
             steps_per_execution=steps_per_execution,
             trainable={layer: layer.trainable for layer in layers},
+            budget=budget,
         )
 
     @property
@@ -89,6 +94,7 @@ class Compiled:
             "jit_compile": self.jit_compile,
             "released_metrics": keras.saving.serialize_keras_object(self.released_metrics),
             "log_raw_metrics": self.log_raw_metrics,
+            **({} if self.budget is None else dataclasses.asdict(self.budget)),
         }
 
     def check_unchanged(self, model: keras.Model) -> None:
@@ -115,8 +121,8 @@ class Compiled:
             )
 
 
-def _check_optimizer(optimizer):
-    """Raises ValueError for an optimizer that is not private, or has no noise_multiplier."""
+def _check_optimizer(optimizer, budget):
+    """Raises ValueError for an optimizer that is not private, or whose noise nothing sets."""
     if isinstance(optimizer, type) and issubclass(optimizer, DPOptimizer):
         name = optimizer.__name__
         raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")
@@ -126,4 +132,7 @@ def _check_optimizer(optimizer):
             "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
             "compile the plain model."
         )
-    optimizer._require_noise_multiplier()
+    if budget is None:
+        optimizer._require_noise_multiplier()
+    else:
+        budget.check_optimizer(optimizer)

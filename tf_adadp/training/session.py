@@ -24,6 +24,7 @@ from tf_adadp.sampling import Lots, make_lot
 from tf_adadp.sampling.lot_sizes import ContradictedLaw
 from tf_adadp.training.arguments import FitData, check_workers
 from tf_adadp.training.batch import Batch
+from tf_adadp.training.budget import BudgetedRun
 from tf_adadp.training.compiled import Compiled
 from tf_adadp.training.preparation import (
     Prepared,
@@ -129,8 +130,15 @@ class Session:
         spec = data.lots.element_spec
         validation.check_validation_data(model, data.validation_data, spec, y_pred)
 
-    def start(self, lots: Lots, epochs: int, initial_epoch: int, steps_per_epoch: int) -> Any:
-        """Starts a run on lots, and returns the dataset of them that Keras iterates over."""
+    def start(
+        self, lots: Lots, epochs: int, initial_epoch: int, steps_per_epoch: int
+    ) -> tuple[Any, list[keras.callbacks.Callback]]:
+        """Starts a run on lots.
+
+        Returns:
+            The dataset of them that Keras iterates over, and the callback that holds the run to
+            the budget of `compile`, if there is one.
+        """
         strategy, at_once = self._model.distribute_strategy, self.compiled.steps_per_execution
         if self._resumed is not None:
             private_state.resume_lots(lots, self._resumed)
@@ -138,17 +146,24 @@ class Session:
         run = self._begin(lots.law, lots, lots.expected_size)
         if workers.num_workers(strategy) > 1:
             check_workers(strategy, lots, epochs, steps_per_epoch)
-        self._check_adds_up()
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
-        num_lots = max(1, epochs - initial_epoch) * math.ceil(steps_per_epoch / at_once) * at_once
+        of_epoch = math.ceil(steps_per_epoch / at_once) * at_once
+        budgeted = []
+        if self.compiled.budget is not None:
+            budgeted = [BudgetedRun(self.compiled.budget, epochs, initial_epoch, of_epoch)]
+            budgeted[0].settle(self._model)
+        self._check_adds_up()
+        num_lots = max(1, epochs - initial_epoch) * of_epoch
         run.lots, run.take = LotsInUse.of(lots, num_lots), lots.supply()
         dataset = lots.as_dataset(self._physical_batch_size(), num_lots)
         dataset, self._share = replicas.distribute(dataset, strategy)
-        return dataset
+        return dataset, budgeted
 
     def start_batch(self, batch: Batch) -> tuple:
         """Starts a run on one batch, and returns the batch as a lot."""
         self._begin(batch.law, None, batch.expected_size)
+        if self.compiled.budget is not None:
+            self.compiled.budget.check_batch(self._model)
         self._check_adds_up()
         self._share = _itself
         return make_lot(*batch.arrays, physical_batch_size=self._physical_batch_size())
