@@ -154,21 +154,12 @@ def build_model(kind, input_shape, num_classes):
     return keras.Sequential([*body, layers.Dense(num_classes)])
 
 
-def choose_noise_multiplier(sampling_probability, steps):
-    """σ* from --noise_multiplier, or calibrated to --target_epsilon for the planned steps."""
-    if _TARGET_EPSILON.value is None:
-        return 4.0 if _NOISE_MULTIPLIER.value is None else _NOISE_MULTIPLIER.value
-    return dp.accounting.calibrate_noise_multiplier(
-        _TARGET_EPSILON.value, _TARGET_DELTA.value, sampling_probability, steps
-    )
-
-
 def build_optimizer(noise_multiplier):
-    """The optimizer that the flags describe; Keras's Adam where noise_multiplier is None."""
+    """The optimizer that the flags describe; without noise_multiplier, `fit` finds it."""
     arguments = {}
     if _LEARNING_RATE.value is not None:
         arguments["learning_rate"] = _LEARNING_RATE.value
-    if noise_multiplier is None:
+    if _OPTIMIZER.value == "nonprivate":
         return keras.optimizers.Adam(**arguments)
     if _CLIPPING.value is not None:
         arguments["clipping"] = _CLIPPING.value
@@ -221,10 +212,12 @@ def train():
     if _LOT_SIZE.value > num_examples:
         sys.exit(f"--lot_size={_LOT_SIZE.value}: {data.name} has {num_examples} training records.")
     sampling_probability = _LOT_SIZE.value / num_examples
-    planned_steps = _EPOCHS.value * math.ceil(num_examples / _LOT_SIZE.value)
-    delta = _TARGET_DELTA.value
-    sigma = choose_noise_multiplier(sampling_probability, planned_steps) if private else None
-    if _MAX_EPSILON.value is not None:
+    delta, budget, sigma = _TARGET_DELTA.value, {}, None
+    if _TARGET_EPSILON.value is not None:
+        budget = {"target_epsilon": _TARGET_EPSILON.value, "target_delta": delta}
+    elif private:
+        sigma = _NOISE_MULTIPLIER.value or 4.0
+    if _MAX_EPSILON.value is not None and sigma is not None:
         first_step = dp.accounting.epsilon(sigma, sampling_probability, 1, delta)
         if first_step > _MAX_EPSILON.value:
             sys.exit(
@@ -245,7 +238,7 @@ def train():
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         # What is logged of a private run is covered by ε, or comes from the test data.
-        **({"log_raw_metrics": False} if private else {}),
+        **({"log_raw_metrics": False, **budget} if private else {}),
     )
     steps_done = []
     callbacks = [
@@ -267,6 +260,8 @@ def train():
         verbose=1 if sys.stdout.isatty() else 2,
     ).history
     seconds = time.perf_counter() - started
+    if budget:
+        sigma = model.optimizer.noise_multiplier
 
     figure = log_dir / "accuracy_epsilon.png"
     title = f"{data.name}, {_MODEL.value}, {_OPTIMIZER.value}"
