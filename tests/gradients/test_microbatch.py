@@ -21,7 +21,7 @@ def sums_of(grads, num_slots, batch_size, clipping_set, microbatch_size=2, seed=
     carry = summing.initial_carry([tf.zeros([3])])
     total = [tf.zeros([3])]
     for p in range(mask.shape[0]):
-        sums, carry = summing.add([x[p]], mask[p], slots[p], carry)
+        sums, carry = summing.add([x[p]], tf.zeros_like(mask[p]), mask[p], slots[p], carry)
         total = [a + b for a, b in zip(total, sums, strict=True)]
     order = np.argsort(np.asarray(mask).reshape(-1) == 0, kind="stable")
     return summing.finish(total, carry)[0].numpy(), slots.numpy().reshape(-1)[order], x

@@ -74,10 +74,14 @@ def random_grads(rng, rows, scale=1.0):
     ]
 
 
-def step(optimizer, grads, expected_lot_size=None):
-    """Takes one private step on rows of gradients; without a lot size, on one of so many rows."""
+def step(optimizer, grads, expected_lot_size=None, losses=None):
+    """Takes one private step on rows of gradients; without a lot size, on one of so many rows.
+
+    losses: of the rows; None is 1 for each.
+    """
     rows = grads[0].shape[0]
-    sums = optimizer.clipping_set().clipped_sum(grads, tf.ones([rows]))
+    losses = tf.ones([rows]) if losses is None else losses
+    sums = optimizer.clipping_set().sums_beside(grads, tf.ones([rows]), losses)
     optimizer.apply_private(sums, float(expected_lot_size or rows))
 
 

@@ -330,7 +330,7 @@ class _Turning(priors.ExponentialPrior):
 
 
 def test_a_shape_that_changes_is_refused():
-    optimizer = dp.ADADP(noise_multiplier=1.0, prior=_Turning())
+    optimizer = dp.ADADP(0.1, noise_multiplier=1.0, prior=_Turning())
     optimizer.build([keras.Variable(np.zeros((3, 3), np.float32))])
     with pytest.raises(ValueError, match="give the same every time"):
         optimizer.apply_private(dp.ClippedSums([tf.zeros((3, 3))], optimizer.clipping_set()), 10.0)

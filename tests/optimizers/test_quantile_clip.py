@@ -255,12 +255,12 @@ def test_a_set_of_ones_own_must_count():
     optimizer = Fixed(0.1, l2_norm_clip=dp.QuantileClip(), noise_multiplier=1.0)
     private = private_model(optimizer)
     x, y = data()
-    with pytest.raises(ValueError, match=r"does not count.*self\.counting"):
+    with pytest.raises(ValueError, match=r"adapts by .'count'.*self\.with_statistics"):
         private.fit(x, y, batch_size=30, epochs=1, verbose=0)
 
     class Counting(dp.DPOptimizer, keras.optimizers.SGD):
         def clipping_set(self):
-            return self.counting(dp.clipping.L2Ball(self.current_clip_norm()))
+            return self.with_statistics(dp.clipping.L2Ball(self.current_clip_norm()))
 
     private = private_model(Counting(0.1, l2_norm_clip=dp.QuantileClip(), noise_multiplier=1.0))
     private.fit(x, y, batch_size=30, epochs=1, verbose=0)
@@ -317,7 +317,7 @@ def test_a_ball_keeps_the_radius_that_a_variable_had():
 
 
 class Halved(dp.clipping.L2Ball):
-    """Half of a ball: sound by itself, and no set whose rows `counting` knows."""
+    """Half of a ball: sound by itself, and no set whose rows `RowsBeside` knows."""
 
     def clip(self, grads):
         return [0.5 * v for v in super().clip(grads)]
@@ -330,18 +330,18 @@ class Halved(dp.clipping.L2Ball):
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "words"),
     [
-        Halved(1.0),
-        dp.clipping.L2Ball(1.0, gamma=0.1),
-        dp.clipping.LayerBalls([1.0]),
-        dp.clipping.Box([1.0]),
+        (Halved(1.0), "an L2Ball or an Ellipsoid scales down"),
+        (dp.clipping.L2Ball(1.0, gamma=0.1), "automatic clipping scales every row"),
+        (dp.clipping.LayerBalls([1.0]), "an L2Ball or an Ellipsoid scales down"),
+        (dp.clipping.Box([1.0]), "an L2Ball or an Ellipsoid scales down"),
     ],
 )
-def test_only_what_scales_rows_down_by_one_norm_is_counted(other):
+def test_only_what_scales_rows_down_by_one_norm_is_counted(other, words):
     optimizer = one_variable(dp.DPSGD(0.1, l2_norm_clip=dp.QuantileClip(), noise_multiplier=1.0))
-    with pytest.raises(ValueError, match="only rows that an L2Ball or an Ellipsoid"):
-        optimizer.counting(other)
+    with pytest.raises(ValueError, match=words):
+        optimizer.with_statistics(other)
 
 
 def test_the_first_norm_is_there_whoever_builds_the_optimizer(tmp_path):
@@ -377,7 +377,9 @@ def test_one_row_moves_the_count_of_slots_by_one_at_most():
         for mask in (np.ones(5), [1, 1, 0, 1, 1]):
             slot_sums = SlotSums(k, 2, tf.constant(2))
             carry = slot_sums.initial_carry([tf.zeros(s) for s in SHAPES.values()])
-            first, carry = slot_sums.add(grads, tf.constant(mask, tf.float32), slots, carry)
+            first, carry = slot_sums.add(
+                grads, tf.ones([5]), tf.constant(mask, tf.float32), slots, carry
+            )
             sums.append(slot_sums.finish(first, carry))
         moved = sum(np.sum(((a - b) / s) ** 2) for a, b, s in zip(*sums, stddevs, strict=True))
         largest = max(largest, np.sqrt(moved) * SIGMA)

@@ -20,14 +20,15 @@ from tests.optimizers.cases import (
 )
 
 
-def moved_by(optimizer, lot, example):
-    """‖u/s‖₂·σ* for u the change of the un-noised sum by one more example."""
+def moved_by(optimizer, lot, example, loss=1e9):
+    """‖u/s‖₂·σ* for u the change of the un-noised sum by one more example, of this loss."""
     clipping_set = optimizer.clipping_set()
     stddevs = clipping_set.noise_stddev(SIGMA, len(SHAPES))
     rows = len(lot[0])
     both = [tf.concat([a, b], 0) for a, b in zip(lot, example, strict=True)]
-    without = clipping_set.clipped_sum(both, tf.constant([1.0] * rows + [0.0]))
-    with_it = clipping_set.clipped_sum(both, tf.ones([rows + 1]))
+    losses = tf.constant([0.1] * rows + [loss])
+    without = clipping_set.sums_beside(both, tf.constant([1.0] * rows + [0.0]), losses)
+    with_it = clipping_set.sums_beside(both, tf.ones([rows + 1]), losses)
     total = 0.0
     for a, b, s in zip(with_it, without, stddevs, strict=True):
         u = a.numpy().astype(np.float64) - b.numpy()
@@ -53,16 +54,17 @@ def trained(request):
     exponent=st.floats(-30, 30),
     sparse=st.booleans(),
     rows=st.integers(0, 2),
+    loss=st.floats(width=32),
 )
 def test_one_adversarial_example_moves_the_sum_by_at_most_one_over_sigma(
-    trained, seed, exponent, sparse, rows
+    trained, seed, exponent, sparse, rows, loss
 ):
     rng = np.random.default_rng(seed)
     example = random_grads(rng, 1, 10.0**exponent)
     if sparse:
         keep = rng.integers(len(SHAPES))
         example = [e if i == keep else tf.zeros_like(e) for i, e in enumerate(example)]
-    moved = moved_by(trained, random_grads(rng, rows), example)
+    moved = moved_by(trained, random_grads(rng, rows), example, loss)
     target(moved)  # looks for the worst case, which a failure reports
     assert moved <= 1 + 1e-5
 
@@ -74,7 +76,7 @@ def test_the_bound_is_reached(trained):
         1e4 * tf.broadcast_to(s, shape)[None] / tf.reduce_max(s)
         for s, shape in zip(stddevs[: len(SHAPES)], SHAPES.values(), strict=True)
     ]
-    # Its count, where there is one, moves in full as well.
+    # Its count and its loss, where they are released, move in full as well.
     # Automatic clipping approaches the bound; a box with other noise than ADADP's meets it there
     # as well, for its corner is where the noise is largest.
     assert moved_by(trained, [e[:0] for e in example], example) == pytest.approx(1.0, rel=1e-4)

@@ -15,6 +15,8 @@ from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.utils.checks import check_integer, check_number
 from tf_adadp.utils.keras_compat import trained_variables
 
+_CANARY_LOSS = 1e30
+
 
 @dataclasses.dataclass(frozen=True)
 class MechanismAudit:
@@ -52,7 +54,7 @@ def audit_optimizer(
     """Bounds the ε of `steps` steps of an optimizer from below, by many runs of them.
 
     D holds the examples `gradients`, D' the canary besides. Every run starts from the optimizer's
-    present state and takes `steps` private steps through `clipping_set`, `clipped_sum` and
+    present state and takes `steps` private steps through `clipping_set`, `sums_beside` and
     `apply_private`, on examples that enter each lot with probability q. The attacker sees every
     release, knows the other examples and the lots' noise, and scores a run by the log-ratio that
     the optimizer's own account gives it:
@@ -74,7 +76,8 @@ def audit_optimizer(
         optimizer: a built `DPOptimizer` without `seed`. Its state, keys and count of releases are
             as before when the audit ends.
         canary: the gradient of the one example more, a list of arrays [*shape], one per variable.
-            The larger, the better: it is clipped.
+            The larger, the better: it is clipped. Where losses are released beside the gradient,
+            its own is beyond their bound, and those of the others are 0.
         gradients: the examples of both data sets, a list of arrays [B, *shape], or None for none.
         steps: how many steps a run takes.
         sampling_probability: q in (0, 1].
@@ -96,6 +99,7 @@ def audit_optimizer(
     q = check_number("sampling_probability", sampling_probability, above=0, at_most=1)
     rows = _rows(optimizer, canary, gradients)
     others = rows[0].shape[0] - 1
+    losses = tf.one_hot(others, others + 1, on_value=_CANARY_LOSS)
     key = noise.SecretKey(_seed_of(seed, "lots"))
 
     def run(neighbor):
@@ -105,10 +109,10 @@ def audit_optimizer(
             present = _coins(key, others + 1, q)
             only_others = tf.concat([present[:others], [0.0]], 0)
             only_canary = tf.one_hot(others, others + 1)
-            without = clipping_set.clipped_sum(rows, only_others)
-            alone = clipping_set.clipped_sum(rows, only_canary)
+            without = clipping_set.sums_beside(rows, only_others, losses)
+            alone = clipping_set.sums_beside(rows, only_canary, losses)
             mask = only_others + neighbor * present * only_canary
-            sums = clipping_set.clipped_sum(rows, mask)
+            sums = clipping_set.sums_beside(rows, mask, losses)
             with recorded_releases(optimizer) as releases:
                 optimizer.apply_private(sums, expected_lot_size)
             ((released, stddevs),) = releases

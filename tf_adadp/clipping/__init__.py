@@ -8,7 +8,8 @@
 | `Ellipsoid` | ‖v/b‖₂ ≤ 1 | σ*·b |
 | `Switch` | one of two sets | that set's |
 
-`QuantileClip` is a clip norm that follows a quantile of the gradients' norms.
+`RowsBeside` releases statistics of the rows beside the sum of a ball or an ellipsoid: how many lie
+inside, for `QuantileClip`, a clip norm that follows a quantile of the norms; and their losses.
 
 `base` says what a set is and what its noise must meet. A set of your own is a subclass of
 `ClippingSet` that an optimizer returns from `clipping_set`; it needs no registration.
@@ -16,9 +17,10 @@
 
 from tf_adadp.clipping.balls import L2Ball, LayerBalls, bounds_for
 from tf_adadp.clipping.base import ClippedSums, ClippingSet
+from tf_adadp.clipping.beside import RowsBeside
 from tf_adadp.clipping.box import Box
 from tf_adadp.clipping.ellipsoid import Ellipsoid
-from tf_adadp.clipping.quantile import CountedRows, QuantileClip
+from tf_adadp.clipping.quantile import QuantileClip
 from tf_adadp.clipping.row_gradients import AxisScales, RowGradients, Rows
 from tf_adadp.clipping.switch import Switch
 
@@ -27,13 +29,13 @@ __all__ = [
     "Box",
     "ClippedSums",
     "ClippingSet",
-    "CountedRows",
     "Ellipsoid",
     "L2Ball",
     "LayerBalls",
     "QuantileClip",
     "RowGradients",
     "Rows",
+    "RowsBeside",
     "Switch",
     "bounds_for",
 ]

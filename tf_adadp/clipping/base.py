@@ -144,6 +144,18 @@ class ClippingSet(abc.ABC):
         weights = tf.where(finite, cleaned_mask(mask), 0.0)
         return ClippedSums([weighted_sum(weights) for weighted_sum in sums], self)
 
+    def sums_beside(self, grads: Gradients, mask: tf.Tensor, losses: tf.Tensor) -> ClippedSums:
+        """Returns `clipped_sum`, and what the set releases of the rows' losses beside it.
+
+        The engines call this one.
+
+        Args:
+            grads, mask: see `clipped_sum`.
+            losses: float [B], the loss of each row, of which the row is the gradient.
+        """
+        del losses
+        return self.clipped_sum(grads, mask)
+
     def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
         """Returns what `clipped_sum` is for no rows, of variables of these shapes."""
         return [tf.zeros(shape) for shape in shapes]

@@ -1,23 +1,10 @@
 """A clip norm that need not be chosen: it follows a quantile of the gradients' norms."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_adadp.clipping.balls import L2Ball
-from tf_adadp.clipping.base import (
-    ClippedSums,
-    ClippingSet,
-    Gradients,
-    ScaledRows,
-    cleaned_mask,
-    stddev,
-)
-from tf_adadp.clipping.ellipsoid import Ellipsoid
-from tf_adadp.clipping.row_gradients import ROUNDOFF
 from tf_adadp.utils.checks import check_number
 
 # What float32 can square, with room for the scales of an ellipsoid.
@@ -45,8 +32,8 @@ class QuantileClip:
         σ_b = σ* / (2·√ρ),   noise of the sum = σ*·C / √(1 − ρ),   so that
         ‖Δ sum‖²/(noise of the sum)² + (½)²/σ_b² ≤ (1 − ρ)/σ*² + ρ/σ*² = 1/σ*²
 
-    which is rule (R) of `tf_adadp.clipping` for the two together: one Gaussian mechanism of
-    multiplier σ*, and nothing further to charge. C follows from releases alone.
+    which is rule (R) of `tf_adadp.clipping` for the two together (`RowsBeside`): one Gaussian
+    mechanism of multiplier σ*, and nothing further to charge. C follows from releases alone.
 
     Args:
         quantile: γ in (0, 1), the share of examples to leave unclipped.
@@ -79,9 +66,10 @@ class QuantileClip:
         """C of the first step."""
         return self._initial_norm
 
-    def counted(self, clipping_set: ScaledRows) -> "CountedRows":
-        """Returns a set that releases the count beside the sums."""
-        return CountedRows(clipping_set, self._budget_share)
+    @property
+    def budget_share(self) -> float:
+        """ρ, the share of a step's budget that the count has."""
+        return self._budget_share
 
     def next_norm(self, norm: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Returns C of the next step.
@@ -112,59 +100,3 @@ class QuantileClip:
     def __repr__(self):
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"QuantileClip({arguments})"
-
-
-class CountedRows(ClippingSet):
-    """K × [−½, ½]: the rows clipped into K, and how many of them K leaves as they are.
-
-    `clipped_sum` has one more entry than there are variables, the scalar Σ_x mask_x·(1[g_x ∈ K] −
-    ½) over the finite rows, and `noise_stddev` its noise. See `QuantileClip` for the guarantee.
-
-    Args:
-        clipping_set: K, an `L2Ball` or an `Ellipsoid` without automatic clipping.
-        budget_share: ρ in (0, 1).
-
-    Raises:
-        ValueError: on another set. A subclass may clip, or draw noise, in a way of its own.
-    """
-
-    def __init__(self, clipping_set: ScaledRows, budget_share: float):
-        if type(clipping_set) not in (L2Ball, Ellipsoid) or clipping_set.gamma is not None:
-            raise ValueError(
-                f"clipping_set={clipping_set!r}: only rows that an L2Ball or an Ellipsoid, without "
-                "automatic clipping, scales down are counted."
-            )
-        self._clipping_set = clipping_set
-        self._share = budget_share
-
-    @property
-    def center(self) -> list[tf.Tensor] | None:
-        """See `ClippingSet.center`: that of K."""
-        return self._clipping_set.center
-
-    def clip(self, grads: Gradients) -> list[tf.Tensor]:
-        """Clips each row into K, the count left out."""
-        return self._clipping_set.clip(grads)
-
-    def clipped_sum(self, grads: Gradients, mask: tf.Tensor) -> ClippedSums:
-        """Returns K's clipped sum, followed by the count."""
-        mask = cleaned_mask(mask)
-        weights, sums = self._clipping_set.weights_and_sums(grads, mask)
-        # A row inside of K is divided by exactly 1. One that is not finite has weight 0.
-        outside = tf.where(weights[0] > 0.0, -0.5, 0.0)
-        inside = tf.where(weights[0] >= mask, 0.5, outside)
-        clipped = [weighted_sum(w) for w, weighted_sum in zip(weights, sums, strict=True)]
-        return ClippedSums([*clipped, tf.reduce_sum(mask * inside)], self)
-
-    def noise_stddev(
-        self, noise_multiplier: float | tf.Tensor, num_variables: int
-    ) -> list[tf.Tensor]:
-        """Returns s of the variables, of multiplier σ*/√(1 − ρ), and σ_b of the count."""
-        of_sum = stddev(noise_multiplier, 1 / math.sqrt(1 - self._share))
-        # Rounded upwards, as norms are.
-        of_count = stddev(noise_multiplier, 0.5 / math.sqrt(self._share) * (1 + 8 * ROUNDOFF))
-        return [*self._clipping_set.noise_stddev(of_sum, num_variables), of_count]
-
-    def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-        """See `ClippingSet.zero_sums`."""
-        return [*self._clipping_set.zero_sums(shapes), tf.zeros([])]

@@ -62,14 +62,19 @@ class SlotSums:
         self._num_slots = num_slots
 
     def initial_carry(self, trainable: Sequence[tf.Tensor]) -> tuple:
-        """Returns slot −1 and zero gradients: no slot is open."""
-        return tf.constant(-1), [tf.zeros(v.shape) for v in trainable]
+        """Returns slot −1, zero gradients and no loss: no slot is open."""
+        return tf.constant(-1), [*(tf.zeros(v.shape) for v in trainable), tf.zeros([])]
 
     def add(
-        self, grads: list[tf.Tensor], mask: tf.Tensor, slots: tf.Tensor, carry: tuple
+        self,
+        grads: list[tf.Tensor],
+        losses: tf.Tensor,
+        mask: tf.Tensor,
+        slots: tf.Tensor,
+        carry: tuple,
     ) -> tuple[list[tf.Tensor], tuple]:
         """Clips the slots that end in this batch; returns their sum and the slot left open."""
-        open_slot, open_grads = carry
+        open_slot, open_sums = carry
         num_segments = tf.shape(slots)[0] + 1
         before = tf.concat([[open_slot], slots[:-1]], 0)
         segments = tf.cumsum(tf.cast(slots != before, tf.int32))
@@ -81,20 +86,28 @@ class SlotSums:
             sums = tf.math.unsorted_segment_sum(g, segments, num_segments)
             return tf.tensor_scatter_nd_add(sums, [[0]], open_g[None])
 
-        sums = [sum_segments(g, o) for g, o in zip(grads, open_grads, strict=True)]
+        # A loss of ∞ is a large one, as it is for single examples, and one that is no number is 0.
+        losses = tf.clip_by_value(tf.cast(losses, tf.float32), -1e30, 1e30)
+        rows = [*grads, tf.where(tf.math.is_nan(losses), 0.0, losses)]
+        sums = [sum_segments(g, o) for g, o in zip(rows, open_sums, strict=True)]
         last = segments[-1]
         index = tf.range(num_segments)
         # Segment 0 is the slot carried in; before the first batch there is none.
         ended = tf.logical_and(index < last, tf.logical_or(index > 0, self._is_real(open_slot)))
-        clipped = self._clipping_set.clipped_sum(sums, tf.cast(ended, tf.float32))
-        return list(clipped), (slots[-1], [tf.gather(s, last) for s in sums])
+        left_open = slots[-1], [tf.gather(s, last) for s in sums]
+        return self._clipped(sums, tf.cast(ended, tf.float32)), left_open
 
     def finish(self, sums: list[tf.Tensor], carry: tuple) -> list[tf.Tensor]:
         """Adds the slot that the last batch left open."""
-        open_slot, open_grads = carry
+        open_slot, open_sums = carry
         mask = tf.cast(self._is_real(open_slot), tf.float32)[None]
-        last = self._clipping_set.clipped_sum([g[None] for g in open_grads], mask)
+        last = self._clipped([s[None] for s in open_sums], mask)
         return [a + b for a, b in zip(sums, last, strict=True)]
+
+    def _clipped(self, sums, mask):
+        """Returns the clipped sum of slots, from sums of gradients and losses."""
+        *grads, losses = sums
+        return list(self._clipping_set.sums_beside(grads, mask, losses))
 
     def _is_real(self, slot):
         return tf.logical_and(slot >= 0, slot < self._num_slots)

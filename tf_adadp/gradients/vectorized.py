@@ -139,7 +139,7 @@ class VectorizedEngine:
 
         def of_rows(x, y, sample_weight, mask, slots, seeds, carry):
             losses, y_pred, grads = self._per_example(trainable, x, y, sample_weight, seeds)
-            sums, carry = summing.add(grads, mask, slots, carry)
+            sums, carry = summing.add(grads, losses, mask, slots, carry)
             return sums, carry, losses, y_pred
 
         def of_groups(x, y, sample_weight, mask, slots, seeds, carry):
@@ -238,8 +238,8 @@ class _RowSums:
     def initial_carry(self, trainable):
         return ()
 
-    def add(self, grads, mask, slots, carry):
-        return list(self._clipping_set.clipped_sum(grads, mask)), carry
+    def add(self, grads, losses, mask, slots, carry):
+        return list(self._clipping_set.sums_beside(grads, mask, losses)), carry
 
     def finish(self, sums, carry):
         return sums

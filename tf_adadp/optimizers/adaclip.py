@@ -129,7 +129,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         else:
             scales = self._ellipsoid_scales()
         center = [tf.convert_to_tensor(a.value) for a in self._center]
-        return self.counting(sets.Ellipsoid(scales, center, gamma=self._relative_gamma()))
+        return self.with_statistics(sets.Ellipsoid(scales, center, gamma=self._relative_gamma()))
 
     @tf.autograph.experimental.do_not_convert
     def apply_private(

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
-from tf_adadp.optimizers.overshoot import OvershootRate
+from tf_adadp.optimizers.found_rate import FoundRate
 from tf_adadp.optimizers.priors import Prior
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
+class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     """ADADP (Xu et al., "An Adaptive and Fast Convergent Approach to Differentially Private Deep
     Learning", Algorithm 1), in a sound form whose defaults need no tuning.
 
@@ -23,28 +23,28 @@ class ADADP(OvershootRate, AdaptiveNoise, keras.optimizers.RMSprop):
     the shape r that past releases showed of the gradients; see `AdaptiveNoise` for set, noise and
     guarantee. With `scale_step` the step follows r as well:
 
-        θ_i ← θ_i − f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0)
-        η_t = 0.032 · √(1 − ρ^(t+1)) / √(1 + t/20)
+        θ_i ← θ_i − m·f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t of `InverseSqrtDecay()`
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
     one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
     denominator is the noise's own std, and every coordinate gets the same noise whatever r is.
     Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
-    f_l ≤ 1 is found for each tensor l as training goes on, from releases: `OvershootRate`. It needs
-    no number of steps: a run may be stopped by its budget or go on in a second `fit`.
+    m ≤ 1 of the network and f_l ≤ 1 of tensor l are found in training, from what is released:
+    `FoundRate`. That needs no number of steps: a run may be stopped by its budget or go on in a
+    second `fit`.
 
-    Measured (`benchmarks/adadp_default.py`, docs/adadp.md): at these defaults level with or above
-    DP-SGD tuned for each task and budget on most dense and all convolutional networks tried, by up
-    to 10 points, and below it on recurrent ones: give those `InverseSqrtDecay()`.
+    Measured (`benchmarks/adadp_default.py`, docs/adadp.md), against DP-SGD tuned for each task and
+    budget: above it on all convolutional and residual networks tried, by up to 12 points, level on
+    most dense ones, and 11 above to 3 below on recurrent ones, above in short runs.
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
     sees released vectors with their known noise variance subtracted, and sets the shape of the
     noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`,
-    and follows `InverseSqrtDecay()` where no rate is given.
+    and, like `clipping="local"`, follows `InverseSqrtDecay()` where no rate is given.
 
     Args:
-        learning_rate: None to find it; a float η or a Keras schedule is taken as it is, f_l = 1.
+        learning_rate: None to find it; a float η or a Keras schedule is taken as it is, m = f = 1.
             The step does not depend on the scale of gradients or noise while g̃² is far above
             epsilon.
         rho: ρ = 1 − γ of the RMSprop step.

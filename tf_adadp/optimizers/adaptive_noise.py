@@ -157,7 +157,7 @@ class AdaptiveNoise(DPOptimizer):
             return _WithRawSum(self._printed_set())
         if self.clipping == "ellipsoid":
             scales = self._ellipsoid_scales()
-            return self.counting(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
+            return self.with_statistics(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
         kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         bounds = self._shape_layout.unpack([scale * r for r in kept])

@@ -13,10 +13,11 @@ from tf_adadp.charging.charges import Charged, Charges
 from tf_adadp.distribution import replicas
 from tf_adadp.optimizers import guards
 from tf_adadp.optimizers.planned_noise import PlannedNoise
+from tf_adadp.optimizers.statistics import Statistics
 from tf_adadp.utils.checks import check_bool, check_integer
 
 
-class DPOptimizer(guards.Guards, Charged, PlannedNoise):
+class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     """Mixin that makes a Keras optimizer private: `class DPSGD(DPOptimizer, keras.optimizers.SGD)`.
 
     One step releases one noisy sum, and everything after it is post-processing:
@@ -119,26 +120,6 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
         self._example_key = noise.SecretKey(self.seed, "examples")
         self.charges = Charges(self, self._noise_key)
         self._build_failed = False
-        self._adapted_norm = None
-
-    @property
-    def l2_norm_clip(self) -> float | dict[str, float] | clipping.QuantileClip:
-        """C, or how it is adapted, or a copy of the dict of bounds."""
-        clip = self._l2_norm_clip
-        return dict(clip) if isinstance(clip, tuple) else clip
-
-    @property
-    def adapts_clip_norm(self) -> bool:
-        """Tells whether C follows a quantile, so that a count follows every sum."""
-        return isinstance(self._l2_norm_clip, clipping.QuantileClip)
-
-    def current_clip_norm(self) -> float | tf.Tensor:
-        """Returns C of the next step: a constant, or a scalar tensor that follows from releases."""
-        if not self.adapts_clip_norm:
-            return self.l2_norm_clip
-        if self._adapted_norm is None:  # not built
-            return self.l2_norm_clip.initial_norm
-        return tf.convert_to_tensor(self._adapted_norm.value)
 
     # State
 
@@ -153,9 +134,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
                 clipping.bounds_for(_paths(variables), self.l2_norm_clip)  # checks the prefixes
             super().build(variables)
             self.built = False
-            if self.adapts_clip_norm:
-                norm = keras.initializers.Constant(self.l2_norm_clip.initial_norm)
-                self._adapted_norm = self._add_state((), "clip_norm", initializer=norm)
+            self._build_statistics()
             self._build_saved_noise()
             self._build_private(variables)
             self.built = True
@@ -178,19 +157,11 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
 
     def clipping_set(self) -> clipping.ClippingSet:
         """Returns the set K of this step, from released state only."""
-        if self.adapts_clip_norm:
-            return self.counting(clipping.L2Ball(self.current_clip_norm()))
-        bounds = clipping.bounds_for(_paths(self._trainable_variables), self.l2_norm_clip)
-        if isinstance(bounds, float):
-            return clipping.L2Ball(bounds, gamma=self.automatic_clipping)
-        return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
-
-    def counting(self, clipping_set: clipping.ClippingSet) -> clipping.ClippingSet:
-        """Makes a ball or ellipsoid of norm `current_clip_norm()` count the rows inside.
-
-        For `clipping_set` methods; where C is a number, the set is returned as it is.
-        """
-        return self.l2_norm_clip.counted(clipping_set) if self.adapts_clip_norm else clipping_set
+        if isinstance(self.l2_norm_clip, dict):
+            bounds = clipping.bounds_for(_paths(self._trainable_variables), self.l2_norm_clip)
+            return clipping.LayerBalls(*bounds, gamma=self.automatic_clipping)
+        ball = clipping.L2Ball(self.current_clip_norm(), gamma=self.automatic_clipping)
+        return self.with_statistics(ball)
 
     def step_on_lot(
         self,
@@ -263,7 +234,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
         """
         self._require_noise_multiplier()
         self._check_sums(
-            sums, self.adapts_clip_norm or type(self).clipping_set is not DPOptimizer.clipping_set
+            sums, bool(self.statistics) or type(self).clipping_set is not DPOptimizer.clipping_set
         )
         guards.check_lot_size(expected_lot_size)
         guards.check_regularization(regularization_gradients, self._trainable_variables)
@@ -282,11 +253,12 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
         """Returns g̃: the noisy mean plus the public constant a."""
         clipping_set = getattr(sums, "clipping_set", None) or self.clipping_set()
         released, stddevs = self._noisy_mean(clipping_set, sums, expected_lot_size)
-        if self.adapts_clip_norm:
-            *released, count = released
-            *stddevs, _ = stddevs
-            self._adapted_norm.assign(self.l2_norm_clip.next_norm(self.current_clip_norm(), count))
+        released, stddevs, statistics = self._apart(released, stddevs)
+        if "loss" in statistics:
+            self._observe_loss(*statistics["loss"])
         self._observe(released, stddevs)
+        if "count" in statistics:
+            self._adapt_clip_norm(statistics["count"][0])
         if clipping_set.center is not None:
             released = [g + a for g, a in zip(released, clipping_set.center, strict=True)]
         return released
@@ -329,6 +301,9 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise):
 
     def _observe(self, released, stddevs):
         """Updates the state of K from a released vector and its noise's std. A hook."""
+
+    def _observe_loss(self, loss, stddev):
+        """Takes in the released mean of the scaled losses, before `_observe`. A hook."""
 
     def example_seed(self) -> tf.Tensor:
         """Returns a fresh int64 [2] seed for the examples' randomness: dropout, microbatch slots.

@@ -4,11 +4,11 @@ from typing import Any
 
 import keras
 
-from tf_adadp.optimizers.overshoot import OvershootRate
+from tf_adadp.optimizers.found_rate import FoundRate
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class DPRMSprop(OvershootRate, keras.optimizers.RMSprop):
+class DPRMSprop(FoundRate, keras.optimizers.RMSprop):
     """RMSprop fed with DP-SGD's released vector; ADAL in Xu et al., Section IV-E.
 
         E[g̃²] ← ρ E[g̃²] + (1 − ρ) g̃²,   θ ← θ − η g̃ / √(E[g̃²] + ε0)          (eq. 1)
@@ -16,8 +16,7 @@ class DPRMSprop(OvershootRate, keras.optimizers.RMSprop):
     with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class.
 
     Args:
-        learning_rate: η, a float or a Keras schedule; None for a rate that each tensor finds as
-            training goes on, `OvershootRate`.
+        learning_rate: η, a float or a Keras schedule; None to find it in training, `FoundRate`.
         rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
             `keras.optimizers.RMSprop`.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import __version__
-from tf_adadp.clipping import ClippedSums, CountedRows, L2Ball, QuantileClip
+from tf_adadp.clipping import ClippedSums, L2Ball, QuantileClip
 from tf_adadp.utils.checks import check_integer, check_number
 
 # Methods that a class could override in 0.1: a charge that it adds there would be lost.
@@ -191,28 +191,22 @@ class Guards:
             sums: a clipped sum.
             set_adapts: whether the optimizer's clipping set depends on releases.
         """
-        known = getattr(sums, "clipping_set", None)
-        if self.adapts_clip_norm and known is not None and not isinstance(known, CountedRows):
+        if set_adapts and getattr(sums, "clipping_set", None) is None:
             raise ValueError(
-                f"l2_norm_clip={self.l2_norm_clip!r}, and the set that {type(self).__name__} clips "
-                "to does not count the rows inside of it. In its clipping_set, make a set of norm "
-                "self.current_clip_norm() and return self.counting(that set); or give a number."
+                f"sums do not say which set they were clipped to, and the clipping set of "
+                f"{type(self).__name__} changes with its releases, or releases more than the sums, "
+                "so no noise can be fitted to them. Pass what clipped_sum returned, as it is (a "
+                "copy, or what a tf.function returned, has lost its set); or call "
+                "tf_adadp.private_step. For sums of your own: tf_adadp.ClippedSums(sums, "
+                "clipping_set), with the optimizer.clipping_set() that they were clipped to, by "
+                "its sums_beside(gradients, mask, losses)."
             )
-        check_shapes(sums, self._trainable_variables, counted=self.adapts_clip_norm)
+        self._check_statistics(sums)
         if isinstance(sums, ClippedSums) and not sums.intact:
             raise ValueError(
                 "sums were changed since they were clipped, so neither their lot nor the noise "
                 "that fits them is known. Release the sums of each lot as clipped_sum returned "
                 "them; to use more records in a step, make the lots larger."
-            )
-        if set_adapts and known is None:
-            raise ValueError(
-                f"sums do not say which set they were clipped to, and the clipping set of "
-                f"{type(self).__name__} changes with its releases, so no noise can be fitted to "
-                "them. Pass what clipped_sum returned, as it is (a copy, or what a tf.function "
-                "returned, has lost its set); or call tf_adadp.private_step. For sums of your own: "
-                "tf_adadp.ClippedSums(sums, clipping_set), with the optimizer.clipping_set() that "
-                "they were clipped to."
             )
 
 
@@ -320,14 +314,16 @@ def check_lot_size(expected_lot_size: Any) -> None:
 
 
 def check_shapes(
-    sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable], *, counted: bool = False
+    sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable], beside: Sequence[str] = ()
 ) -> None:
-    """Refuses sums of other shapes than the variables, followed by a count where there is one."""
-    shapes = [tuple(v.shape) for v in variables] + ([()] if counted else [])
-    if [tuple(s.shape) for s in sums] != shapes:
+    """Refuses sums of other shapes than the variables and a scalar per statistic beside them."""
+    shapes = [tuple(v.shape) for v in variables]
+    if [tuple(s.shape) for s in sums] != shapes + [()] * len(beside):
+        statistics = f", and a scalar for each of {list(beside)}" if beside else ""
         raise ValueError(
             f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes "
-            f"{shapes}: pass what clipped_sum returned with this optimizer's clipping_set()."
+            f"{shapes}{statistics}: pass what clipped_sum returned with this optimizer's "
+            "clipping_set()."
         )
 
 

@@ -16,7 +16,7 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
     Long steps while the signal is large, short ones once noise is most of what moves the weights,
     and no horizon to know beforehand: a run can be stopped by its budget, or go on. For `ADADP` and
     `DPRMSprop`, whose steps do not depend on the scale of the gradients or of the noise; where they
-    find a rate they follow it at η₀ = 0.032, without the warm-up.
+    find a rate, that is a part of this one.
 
     The warm-up is for RMSprop's average, which starts at 0: its first steps are up to
     1/√(1 − ρ) = 3 times as long as the rate says, all in the direction of one release.

@@ -83,7 +83,7 @@ class GhostEngine:
                 losses = tf.reduce_mean(grouped(losses, copies), axis=1)
                 y_pred = tf.nest.map_structure(lambda t: grouped(t, copies)[:, 0], y_pred)
                 gradients = [g.group_means(copies) for g in gradients]
-            return list(clipping_set.clipped_sum(gradients, mask)), losses, y_pred
+            return list(clipping_set.sums_beside(gradients, mask, losses)), losses, y_pred
 
         run = work
         if not tf.executing_eagerly():

@@ -1,0 +1,219 @@
+"""A rate that is found as training goes on, from what is released: for steps of a fixed length."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_adadp.optimizers.base import DPOptimizer
+from tf_adadp.optimizers.schedules import InverseSqrtDecay
+from tf_adadp.utils.keras_compat import second_moments
+
+
+class FoundRate(DPOptimizer):
+    """Mixin of RMSprop: the rate of tensor l is η_t·m·f_l, with η_t of `InverseSqrtDecay`.
+
+    With g̃ the release, s the std of its noise, n_l the size of tensor l, C the clip norm, h̃ the
+    mean of w·ℓ/C, released beside g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
+
+        P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
+        m = min(1, h̃_0² / (2·mean_{k≤t} P_k·h̃_k)),   0.01 at least
+
+    with h̃_k pulled into [0, 1], and h̃_0 no lower than the std of its noise.
+    w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
+    the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
+    holds it at a half (averaged over the steps so far, those weighted most that see a high loss).
+    And with d = θ_t − θ_{t−1} the last step:
+
+        S_l = ⟨g̃_t, d⟩_l,   G_l = Σ_l (g̃_{t−1}² − s²)·|d/g̃_{t−1}|,   n_l = 2·√Σ_l (s·d)²
+        a_l = max(G_l, 0) + n_l,   x_l = (a_l − S_l)/(a_l + |S_l|)
+        ln f_l ← ln f_l + x_l·(0.1 + 0.2·n_l/a_l)   where x_l > 0,   + 0.5·x_l   otherwise
+
+    with f_l in [0.3, 1], from 1 on. G is what the last step gained to first order, S the slope that
+    is left behind it, above 0 where the loss rises again: a tensor slows down while its steps end
+    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is what it
+    may show there (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, as the noise of
+    g̃_{t−1} is in RMSprop's average as well. Where the step is divided by a shape r, g̃ and s in P
+    are as well.
+
+    Why: the step of RMSprop has one length whatever g̃ consists of. Steps that are mostly noise
+    average out and may be long; coherent ones do not, and how far a network bears to be moved by
+    them differs 30-fold: the loss that they promise to take away says how far. As the loss falls
+    the promise no longer counts, and the whole rate is there.
+
+    Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
+    releases: m and f are post-processing.
+
+    A loss below 0 restricts nothing. One above the larger of C and its gradient's norm counts as
+    that much, so m is lower than it had to be where steps are many times longer than 1.
+
+    Args:
+        learning_rate: None for the above; a float or a Keras schedule is taken as it is. A box and
+            a dict of clip norms scale no example by one factor: there, None is
+            `InverseSqrtDecay()`.
+        **kwargs: see `DPOptimizer`.
+
+    G leaves out what else moves weights: `momentum`, `centered`, weight decay, regularisers,
+    constraints, Keras's clipping of gradients, averages that overwrite weights. S sees all of it.
+    """
+
+    _promise = 0.5
+    _least = 0.01  # m
+    _lowest = 0.3  # f
+    _growth = 0.1  # of ln f, most in a step, where the last step was all signal
+    _growth_in_noise = 0.3  # where it was all noise
+    _fall = 0.5
+    _deviations = 2.0
+    _share = 0.01
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule | None,
+        **kwargs: Any,
+    ):
+        one_factor = not isinstance(kwargs.get("l2_norm_clip"), dict)
+        one_factor = one_factor and kwargs.get("clipping") != "local"
+        finds_rate = learning_rate is None and one_factor
+        if learning_rate is None:
+            learning_rate = InverseSqrtDecay()
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.finds_rate = finds_rate
+        self._multipliers = None
+
+    @property
+    def loss_share(self) -> float:
+        """The share of a step's budget for the loss, where the rate is found."""
+        return self._share if self.finds_rate else 0.0
+
+    def _build_private(self, variables):
+        super()._build_private(variables)
+        if not self.finds_rate:
+            return
+        ones = keras.initializers.Ones()
+        self._loss = self._add_state((2,), "loss")  # h̃ and the std of its noise
+        self._promises = self._add_state((3,), "promises")  # h̃_0, ΣP·h̃ and the number of steps
+        self._rate_factor = self._add_state((), "rate_factor", initializer=ones)
+        self._previous = self._add_slots("previous", variables)
+        self._gains = self._add_state((len(variables),), "gains")
+        self._tensor_factors = self._add_state(
+            (len(variables),), "tensor_factors", initializer=ones
+        )
+
+    def _observe_loss(self, loss, stddev):
+        self._loss.assign(tf.stack([loss, stddev]))
+
+    def _observe(self, released, stddevs):
+        super()._observe(released, stddevs)
+        if not self.finds_rate or not released:
+            return
+        scales = self._step_scales() or [1.0] * len(released)
+        self._rate_factor.assign(self._next_rate_factor(released, stddevs, scales))
+        factors = self._next_tensor_factors(*self._last_step(released, stddevs))
+        self._tensor_factors.assign(factors)
+        rates = tf.cast(self.learning_rate, tf.float32) * self._rate_factor.value * factors
+        gains = self._unit_gains(released, stddevs, scales)
+        self._gains.assign(rates * tf.stack(list(gains)))
+
+    def _next_rate_factor(self, released, stddevs, scales):
+        """m of this step."""
+        totals = tf.stack(
+            [tf.reduce_sum(tf.square(g * c)) for g, c in zip(released, scales, strict=True)]
+        )
+        scaled = [s * c for s, c in zip(stddevs, scales, strict=True)]
+        noise = tf.stack([tf.reduce_mean(tf.square(s)) for s in scaled])  # s broadcasts to g
+        sizes = tf.constant([float(g.shape.num_elements()) for g in released])
+        signal = tf.maximum(totals - sizes * noise, 0.0)
+        promise = tf.reduce_sum(tf.sqrt(sizes) * tf.math.divide_no_nan(signal, tf.sqrt(totals)))
+        promise *= self.learning_rate_at_first / self.current_clip_norm()
+        loss, stddev = tf.unstack(self._loss.value)
+        first, total, steps = tf.unstack(self._promises.value)
+        # What the noise may show in place of nothing is no small loss.
+        first = tf.where(first > 0.0, first, tf.maximum(loss, stddev))
+        counted = promise * tf.clip_by_value(loss, 0.0, 1.0)
+        total += tf.where(tf.math.is_finite(counted), counted, 0.0)
+        self._promises.assign(tf.stack([first, total, steps + 1.0]))
+        allowed = self._promise * tf.square(first) * (steps + 1.0)
+        return tf.maximum(tf.where(total > allowed, allowed / total, 1.0), self._least)
+
+    def _last_step(self, released, stddevs):
+        """Returns S and Σ(s·d)² of the last step, [tensors], and keeps the weights for the next."""
+        slopes, noise = [], []
+        for g, s, kept, variable in zip(
+            released, stddevs, self._previous, self._trainable_variables, strict=True
+        ):
+            weight = tf.cast(variable, tf.float32)
+            step = weight - kept
+            kept.assign(weight)
+            slopes.append(tf.reduce_sum(g * step))
+            noise.append(tf.reduce_sum(tf.square(s * step)))
+        return tf.stack(slopes), tf.stack(noise)
+
+    def _next_tensor_factors(self, slopes, noise_energy):
+        """f of this step, from S and Σ(s·d)² of the last one."""
+        noise = self._deviations * tf.sqrt(noise_energy)
+        allowed = tf.maximum(self._gains.value, 0.0) + noise
+        room = tf.math.divide_no_nan(allowed - slopes, allowed + tf.abs(slopes))
+        share = tf.math.divide_no_nan(noise, allowed)
+        growth = self._growth + (self._growth_in_noise - self._growth) * share
+        factors = self._tensor_factors.value * tf.exp(tf.where(room > 0, growth, self._fall) * room)
+        # Before the first step there is none to judge. Kept as it is, a NaN would stay: after an
+        # overflow, or in weights that are set anew.
+        judged = (self.iterations.value > 0) & tf.math.is_finite(factors)
+        return tf.where(judged, tf.clip_by_value(factors, self._lowest, 1.0), 1.0)
+
+    def _unit_gains(self, released, stddevs, scales):
+        """Yields what the coming step gains in each tensor, for a rate of 1."""
+        moments = second_moments(self)
+        rho, rest, epsilon = (tf.constant(c) for c in (self.rho, 1 - self.rho, self.epsilon))
+        for g, s, scale, velocity in zip(released, stddevs, scales, moments, strict=True):
+            square = tf.square(g)
+            velocity = tf.cast(velocity, tf.float32)
+            moment = rho * velocity + rest * square + epsilon
+            yield tf.reduce_sum(scale * (square - tf.square(s)) * tf.math.rsqrt(moment))
+
+    def _step_scales(self) -> Sequence[tf.Tensor] | None:
+        """Hook: what the step is multiplied with per variable, besides the rate; None for 1."""
+        return None
+
+    @property
+    def learning_rate_at_first(self) -> float:
+        """η_0 of the schedule."""
+        return self._learning_rate.initial_learning_rate
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        if self.finds_rate:  # once for all variables
+            self._multipliers = tf.unstack(self._rate_factor.value * self._tensor_factors.value)
+        try:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+        finally:
+            self._multipliers = None
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        """Applies Keras's rule to one variable, at its own rate."""
+        if self._multipliers is not None:
+            factor = self._multipliers[self._get_variable_index(variable)]
+            learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)
+        super().update_step(gradient, variable, learning_rate)
+
+    @property
+    def learning_rate(self) -> Any:
+        """η_t; where the rate is found, without its factors. Not settable then."""
+        return super().learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        if self.finds_rate:
+            raise TypeError(
+                f"This {type(self).__name__} was made without learning_rate and finds one for each "
+                f"tensor, so none can be set. Make it with a rate, "
+                f"{type(self).__name__}(learning_rate=0.01, ...), and compile again."
+            )
+        keras.optimizers.RMSprop.learning_rate.fset(self, learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        config = super().get_config()
+        return {**config, "learning_rate": None} if self.finds_rate else config
