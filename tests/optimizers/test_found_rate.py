@@ -151,7 +151,7 @@ def test_sums_of_losses_are_exact():
 
 @pytest.mark.extended
 def test_an_attacker_of_the_loss_learns_no_more_than_is_charged():
-    """Both worlds 20,000 times. Half of the budget is the loss's; a quarter of its noise is seen."""
+    """Both worlds 20,000 times, half of the budget for the loss; a quarter of its noise is seen."""
 
     class Quarter(dp.clipping.RowsBeside):
         def noise_stddev(self, noise_multiplier, num_variables):
