@@ -139,37 +139,35 @@ def _options_table(options, cells):
 
 
 def plot(rows, path):
-    """Above, the study as points per cell; below, what single arguments change."""
+    """Draws, above, ADADP and tuned DP-SGD in every cell of the study; below, single arguments."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    cells = _cells(rows)
+    cells = {c: found for c, found in _cells(rows).items() if {"ADADP", "DPSGD"} <= set(found)}
     figure, (study, sensitivity) = plt.subplots(
-        2, 1, figsize=(12, 8), layout="constrained", height_ratios=(3, 2)
-    )
-    marks = {"ADADP": "o", "ADADP, schedule": ".", "ADAN": "^", "DPSGD": "_", "DPAdam": "x"}
-    for method, mark in marks.items():
-        places = [i for i, found in enumerate(cells.values()) if method in found]
-        means = [_mean(f[method]) for f in cells.values() if method in f]
-        label = _names([method])[0]
-        style = {"markersize": 14, "markeredgewidth": 2} if mark == "_" else {"markersize": 7}
-        study.plot(places, means, mark, label=label, **style)
-    names = [f"{task}\nε = {epsilon:g}" for task, epsilon in cells]
-    study.set_xticks(range(len(cells)), names, fontsize=7, rotation=60)
-    study.set_ylabel("test accuracy, %")
+        2, 1, figsize=(9, 4 + 0.19 * len(cells)), layout="constrained",
+        height_ratios=(0.19 * max(len(cells), 1), 3),
+    )  # fmt: skip
+    places = range(len(cells))
+    ours, theirs = ([_mean(f[m]) for f in cells.values()] for m in ("ADADP", "DPSGD"))
+    study.hlines(places, theirs, ours, color="0.7", linewidth=2)
+    study.plot(theirs, places, "|", color="C3", markersize=11, mew=2, label="DPSGD, tuned (η)")
+    study.plot(ours, places, "o", color="C0", label="ADADP, default")
+    study.set_yticks(places, [f"{task}, ε = {epsilon:g}" for task, epsilon in cells], fontsize=8)
+    study.invert_yaxis()
+    study.margins(y=0.01)
+    study.set_xlabel("test accuracy, %")
     study.grid(alpha=0.3)
-    study.legend()
+    study.legend(loc="lower left")
     settings = [row for row in rows if row["part"] == "sensitivity"]
     order = list(dict.fromkeys(row["setting"] for row in sorted(settings, key=_order)))
-    for method in ("ADADP", "DPSGD"):
+    for method, mark in (("ADADP", "o"), ("DPSGD", "_")):
         mine = [row for row in settings if _plain(row) == method]
-        places = [order.index(row["setting"]) for row in mine]
+        at = [order.index(row["setting"]) for row in mine]
         errors = [100 * np.std(row["accuracies"], ddof=1) for row in mine]
-        sensitivity.errorbar(
-            places, [_mean(row) for row in mine], errors, fmt=marks[method], label=method
-        )
+        sensitivity.errorbar(at, [_mean(row) for row in mine], errors, fmt=mark, label=method)
     sensitivity.set_xticks(range(len(order)), order, fontsize=8, rotation=60)
     sensitivity.set_ylabel("digits, test accuracy, %")
     sensitivity.grid(alpha=0.3)
