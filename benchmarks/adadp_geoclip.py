@@ -267,4 +267,10 @@ class GeoClip(GeoClipNoise, keras.optimizers.SGD):
 
 
 class GeoClipRMSprop(GeoClipNoise, dp.DPRMSprop):
-    """GeoClip with ADADP's RMSprop step and its default rate, see `GeoClipNoise`."""
+    """GeoClip with ADADP's RMSprop step and its schedule, see `GeoClipNoise`.
+
+    Its set is no ball and no ellipsoid in the weights' own axes, so no rate is found.
+    """
+
+    def __init__(self, learning_rate: Any = None, **kwargs: Any):
+        super().__init__(learning_rate=learning_rate or dp.InverseSqrtDecay(), **kwargs)
