@@ -50,7 +50,7 @@ class Statistics:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """What is released beside the gradient, with the share of a step's budget for each."""
+        """Returns what is released beside the gradient, with each share of a step's budget."""
         count = {"count": self.l2_norm_clip.budget_share} if self.adapts_clip_norm else {}
         return {**count, "loss": self.loss_share} if self.loss_share else count
 
