@@ -14,6 +14,7 @@ from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.sampling import Lots, PoissonLots
+from tf_adadp.sampling.datasets import read_dataset
 from tf_adadp.utils.checks import check_choice, check_instance, check_integer, check_number
 
 
@@ -61,8 +62,9 @@ def fit_data(
     validation_data: Any,
     optimizer: DPOptimizer,
     strategy: tf.distribute.Strategy,
+    verbose: bool = True,
 ) -> FitData:
-    """Makes Poisson lots of arrays, or takes lots as they are; see `DPModel.fit`.
+    """Makes Poisson lots of arrays or a dataset, or takes lots as they are; see `DPModel.fit`.
 
     Raises:
         TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
@@ -77,6 +79,14 @@ def fit_data(
             class_weight=class_weight,
         )
         return FitData(x, None, None, None, validation_data)
+    if isinstance(x, tf.data.Dataset):
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is given beside a tf.data.Dataset, whose elements hold it: "
+                    f"(x, y) or (x, y, sample_weight). Leave {name} out."
+                )
+        x, y, sample_weight = read_dataset(x, verbose=verbose)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
     if class_weight is not None:

@@ -25,6 +25,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 # Patched by gradients.
 from tensorflow.python.ops import (
@@ -55,6 +56,7 @@ __all__ = [
     "flat_losses",
     "flat_metrics",
     "flatten_outputs",
+    "function_def_to_graph",
     "functional_inputs",
     "gen_array_ops",
     "gen_math_ops",
