@@ -39,8 +39,7 @@ _SEARCH = (
     "a random number of independent trials (geometric, {mean:g} in the mean) was trained, and the "
     "best one alone released; that number, running times, and all of the other trials stay secret. "
     "Trials were compared by the score that the release names below: epsilon does not protect the "
-    "records that it was computed on, unless they are training records of a noisy release "
-    "recorded here"
+    "records that it read"
 )
 _FIXED = (
     "a guarantee, provided that noise, sampling and the number of steps were fixed before the "
