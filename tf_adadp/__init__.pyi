@@ -4,6 +4,7 @@ from . import accounting as accounting
 from . import audit as audit
 from . import clipping as clipping
 from . import noise as noise
+from . import tuning as tuning
 from .accounting import PrivacyLedger as PrivacyLedger
 from .accounting import PrivacyWarning as PrivacyWarning
 from .callbacks import PrivacyCallback as PrivacyCallback

@@ -15,6 +15,7 @@ from tf_adadp.utils.attached import (
     OPTIMIZERS,
     attach,
     attached,
+    detach,
 )
 from tf_adadp.utils.checks import check_instance
 
@@ -86,6 +87,13 @@ class WeightsLedger:
         for holder in self._holders():
             if attached(holder, LEDGER) is not None:
                 attach(holder, LEDGER, ledger)
+
+    def paid_by(self, ledger: PrivacyLedger) -> None:
+        """Attaches a ledger that paid for all releases about these weights, in place of others."""
+        for holder in self._holders():
+            detach(holder, CHARGED_LEDGERS)
+        self.replace(ledger)
+        self.keep()
 
     def close_uncharged(self) -> None:
         """Records releases that were not charged, where they would be forgotten."""

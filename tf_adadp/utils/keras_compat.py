@@ -6,7 +6,8 @@ methods and attributes that a subclass of ours inherits: `INHERITED` lists them.
 tables with the installed version and searches the package for further private names.
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterator, Mapping
 
 import keras
 from keras.src.backend import compute_output_spec  # symbolic call of any function
@@ -73,6 +74,7 @@ __all__ = [
     "metric_direction",
     "metric_function",
     "metric_values",
+    "name_counts",
     "nn_ops",
     "op_def_registry",
     "original_operation",
@@ -83,6 +85,7 @@ __all__ = [
     "seed_generators",
     "set_first_epoch",
     "set_keras_mask",
+    "set_name_counts",
     "shallow_copy",
     "trained_variables",
     "unscale_loss_for_distribution",
@@ -258,6 +261,17 @@ def second_moments(optimizer: keras.optimizers.RMSprop) -> list[keras.Variable]:
 def learning_rate_of(optimizer: keras.optimizers.Optimizer | None) -> object:
     """Returns the learning rate's variable or schedule."""
     return getattr(optimizer, "_learning_rate", None)
+
+
+def name_counts() -> dict[str, int]:
+    """Returns how many objects of each kind Keras has named: it numbers `dense`, `dense_1`, …"""
+    return dict(global_state.get_global_attribute("object_name_uids", default={}))
+
+
+def set_name_counts(counts: Mapping[str, int]) -> None:
+    """Lets Keras go on with the numbers that `name_counts` returned."""
+    counts = collections.defaultdict(int, counts)
+    global_state.set_global_attribute("object_name_uids", counts)
 
 
 def saves_legacy_format() -> bool:

@@ -15,6 +15,7 @@ from tf_adadp.validation.layers import check_layers, check_overrides, check_weig
 from tf_adadp.validation.mixing import warn_of_mixing
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.tokens import check_tokens
+from tf_adadp.validation.tuners import check_tuner
 
 __all__ = [
     "Report",
@@ -27,6 +28,7 @@ __all__ = [
     "check_overrides",
     "check_tokens",
     "check_trainable_state",
+    "check_tuner",
     "check_validation_data",
     "check_weights",
     "declared_law",
