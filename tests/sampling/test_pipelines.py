@@ -167,6 +167,25 @@ def test_files(lines, tmp_path):
         judge(read(lines[0]).concatenate(read(lines[0])))
 
 
+def _serialized(kind):
+    features = {"a": kind, "b": tf.io.FixedLenFeature([2], tf.float32)}
+    return (
+        Dataset.from_tensor_slices([b"", b""])
+        .batch(2)
+        .map(lambda s: tf.io.parse_example(s, features))
+    )
+
+
+def test_records_are_parsed_after_batch(lines):
+    assert judge(_serialized(tf.io.FixedLenFeature([], tf.int64))) == BATCHES
+    raw = tf.data.FixedLengthRecordDataset(lines[:1], 4).batch(3)
+    assert judge(raw.map(lambda s: tf.io.decode_raw(s, tf.uint8))) == BATCHES
+    csv = tf.data.TextLineDataset(lines).batch(3)
+    assert judge(csv.map(lambda s: tf.io.decode_csv(s, [0.0, 0.0, 0]))) == BATCHES
+    with pytest.raises(ValueError, match="ParseExampleV2"):
+        judge(_serialized(tf.io.VarLenFeature(tf.int64)))
+
+
 def test_image_folders(tmp_path):
     for label, number in itertools.product("ab", range(2)):
         (tmp_path / label).mkdir(exist_ok=True)

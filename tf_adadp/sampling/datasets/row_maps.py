@@ -9,6 +9,10 @@ from tf_adadp.gradients.proof.follow import Follower, inputs_of_rows
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Rows
 from tf_adadp.utils.keras_compat import function_def_to_graph
 
+# They parse each of the strings they are given by itself.
+_PARSE = {"AsString", "DecodeCSV", "DecodeRaw", "ParseExampleV2", "StringLower", "StringStrip",
+          "StringToNumber", "StringUpper"}  # fmt: skip
+
 
 def mixing_reason(function: object, shapes: Sequence) -> str | None:
     """Returns why a function of a pipeline may mix the records of a batch; None where it cannot.
@@ -37,6 +41,9 @@ def mixing_reason(function: object, shapes: Sequence) -> str | None:
             follower.set(tensor, inputs_of_rows(tensor))
     except Mixes as mixes:
         return f"an argument {mixes}"
+    for op in graph.get_operations():
+        if op.type in _PARSE and not _has_other_results(op):
+            follower.trust(op)
     follower.advance(graph.get_operations(), uses=False)
     if follower.effects:
         return f"{follower.effects[0].type} keeps state or calls Python"
@@ -47,3 +54,11 @@ def mixing_reason(function: object, shapes: Sequence) -> str | None:
         if not isinstance(value, Rows) or (value.axis, value.stride) != (0, 1):
             return "a result does not have one row for each record"
     return None
+
+
+def _has_other_results(op):
+    """Tells whether an operation gives sparse or ragged tensors, which have no rows."""
+    if op.type != "ParseExampleV2":
+        return False
+    names = ("num_sparse", "ragged_value_types", "ragged_split_types")
+    return any(op.get_attr(name) for name in names)
