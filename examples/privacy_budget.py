@@ -4,10 +4,11 @@
     python examples/privacy_budget.py --target_epsilon=2 --epochs=20
     python examples/privacy_budget.py --target_epsilon=2 --pca_noise_multiplier=7
 
-Needs no TensorFlow and no data. Prints a table of bounds and, last, one line of JSON; writes
-budget.png (ε after every epoch; δ as a function of ε at the end) and bounds.png (ε over steps by
-every bound) to --output_dir. Lots are Poisson, neighbours differ by adding or removing one record;
-the rows for fixed-size lots are for replacing one, at half the noise multiplier.
+Needs no TensorFlow and no data. Writes budget.png (ε after every epoch; δ as a function of ε at the
+end), bounds.png (ε over steps by every bound) and budget.json (all figures) to --output_dir, prints
+their names and, last, the table of bounds. Lots are Poisson, neighbours differ by adding or
+removing one record; the rows for fixed-size lots are for replacing one, at half the noise
+multiplier.
 """
 
 import json
@@ -18,7 +19,6 @@ import sys
 import numpy as np
 from absl import app, flags
 from dp_accounting import GaussianDpEvent
-from matplotlib.figure import Figure
 
 from tf_adadp import accounting
 
@@ -77,6 +77,8 @@ def choose_noise_multiplier(law, steps):
 
 def plot(epochs, epsilons, ledger, path):
     """Writes ε after every epoch, and δ against ε of the whole plan, as a PNG."""
+    from matplotlib.figure import Figure  # here, so that --help does not wait for it
+
     delta = _TARGET_DELTA.value
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -103,7 +105,7 @@ def plot(epochs, epsilons, ledger, path):
 
 
 def plan():
-    """Prints the table, writes the figures, and returns the summary."""
+    """Writes the figures and the summary; returns the files and the comparison of all bounds."""
     if _LOT_SIZE.value > _NUM_EXAMPLES.value:
         sys.exit(f"--lot_size={_LOT_SIZE.value}: there are {_NUM_EXAMPLES.value} records.")
     law = accounting.PoissonSampling(_NUM_EXAMPLES.value, _LOT_SIZE.value)
@@ -123,13 +125,13 @@ def plan():
         comparison = accounting.compare(sigma, law.probability, steps, delta)
     else:
         comparison = ledger.compare(delta)
-    print(comparison)
 
     folder = pathlib.Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)
-    plot(epochs, epsilons, ledger, folder / "budget.png")
-    comparison.figure().savefig(folder / "bounds.png", dpi=150)
-    return {
+    files = [folder / name for name in ("budget.png", "bounds.png", "budget.json")]
+    plot(epochs, epsilons, ledger, files[0])
+    comparison.figure().savefig(files[1], dpi=150)
+    summary = {
         "noise_multiplier": sigma,
         "pca_noise_multiplier": _PCA_NOISE_MULTIPLIER.value,
         "sampling_probability": law.probability,
@@ -146,14 +148,17 @@ def plan():
             }
             for row in comparison.rows
         ],
-        "figures": [str(folder / "budget.png"), str(folder / "bounds.png")],
     }
+    files[2].write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return files, comparison
 
 
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}: flags start with --.")
-    print(json.dumps(plan()), flush=True)
+    files, comparison = plan()
+    print("\n".join(map(str, files)))
+    print(f"\n{comparison}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,24 +16,29 @@ import sys
 import time
 
 import datasets
-import keras
 from absl import app, flags, logging
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-import tf_adadp as dp
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
+
+def _private_nadam():
+    from keras.optimizers import Nadam
+
+    return dp.make_private(Nadam)
+
+
+# Keras and matplotlib are imported where they are used, so that --help does not wait for them.
 _PRIVATE = {
-    "dpsgd": dp.DPSGD,
-    "dpadam": dp.DPAdam,
-    "dprmsprop": dp.DPRMSprop,
-    "adal": dp.ADAL,
-    "adan": dp.ADAN,
-    "adadp": dp.ADADP,
-    "adaclip": dp.AdaCliP,
-    "dpopt": dp.DPOPT,
-    "autosgd": dp.AutoSGD,
-    "dpnadam": dp.make_private(keras.optimizers.Nadam),
+    "dpsgd": lambda: dp.DPSGD,
+    "dpadam": lambda: dp.DPAdam,
+    "dprmsprop": lambda: dp.DPRMSprop,
+    "adal": lambda: dp.ADAL,
+    "adan": lambda: dp.ADAN,
+    "adadp": lambda: dp.ADADP,
+    "adaclip": lambda: dp.AdaCliP,
+    "dpopt": lambda: dp.DPOPT,
+    "autosgd": lambda: dp.AutoSGD,
+    "dpnadam": _private_nadam,
 }
 _ADAPTIVE_NOISE = ("adan", "adadp")
 
@@ -134,6 +139,8 @@ def build_model(kind, input_shape, num_classes):
     "cnn" is the tanh network of the SA-DPSGD paper (26,010 parameters on 28×28×1); images below 16
     pixels get the same layers with 3×3 kernels.
     """
+    import keras
+
     layers = keras.layers
     body = [keras.Input(input_shape)]
     if kind == "mlp":
@@ -156,6 +163,8 @@ def build_model(kind, input_shape, num_classes):
 
 def build_optimizer(noise_multiplier):
     """The optimizer that the flags describe; without noise_multiplier, `fit` finds it."""
+    import keras
+
     arguments = {}
     if _LEARNING_RATE.value is not None:
         arguments["learning_rate"] = _LEARNING_RATE.value
@@ -167,7 +176,7 @@ def build_optimizer(noise_multiplier):
         arguments["local_clip_factor"] = _LOCAL_CLIP_FACTOR.value
     if _clips():
         arguments["l2_norm_clip"] = _L2_NORM_CLIP.value
-    return _PRIVATE[_OPTIMIZER.value](
+    return _PRIVATE[_OPTIMIZER.value]()(
         noise_multiplier=noise_multiplier,
         seed=_SEED.value if _REPRODUCIBLE_NOISE.value else None,
         **arguments,
@@ -176,6 +185,9 @@ def build_optimizer(noise_multiplier):
 
 def plot(steps, accuracies, epsilons, title, path):
     """Writes a PNG of test accuracy and, unless epsilons is None, ε against steps."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     left = figure.add_subplot()
     left.plot(steps, [100 * a for a in accuracies], "o-", color="tab:blue", markersize=3)
@@ -203,6 +215,8 @@ def versions():
 
 def train():
     """Trains as the flags say, writes the figure, and returns the summary."""
+    import keras
+
     private = _OPTIMIZER.value != "nonprivate"
     try:
         data = datasets.load(_DATASET.value, _DATA_DIR.value)
@@ -245,7 +259,8 @@ def train():
         keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs: steps_done.append(int(model.optimizer.iterations))
         ),
-        keras.callbacks.TensorBoard(log_dir, write_graph=False),
+        # "batch": ε after every step, as `batch_epsilon`.
+        keras.callbacks.TensorBoard(log_dir, write_graph=False, update_freq="batch"),
     ]
     if private:
         callbacks.append(dp.PrivacyCallback(delta, max_epsilon=_MAX_EPSILON.value))

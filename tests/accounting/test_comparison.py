@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -59,12 +60,23 @@ def test_fixed_size_rows_are_replace_one_at_half_the_noise(comparison):
     assert "half the noise multiplier" in text
 
 
-def test_every_row_is_in_the_table(comparison):
-    lines = str(comparison).splitlines()
-    for row in comparison.rows:
-        shown = "-" if row.epsilon is None else f"{row.epsilon:.4g}"
-        neighbours = "replace" if row.lots == "fixed size" else "add or remove"
-        assert any({row.name, shown, *neighbours.split()} <= set(line.split()) for line in lines)
+def test_the_table_is_whole(comparison):
+    """Every bound with an ε has a line of all columns, and every other one its whole reason."""
+    table, *notes = str(comparison).split("\n\n")[1:]
+    header, *lines = (re.split(r"  +", line) for line in table.splitlines())
+    assert header == ["bound", "lots", "neighbours", "ε", "guarantee", "remark"]
+    shown = [row for row in comparison.rows if row.epsilon is not None]
+    assert [line[:2] for line in lines] == [[row.name, row.lots] for row in shown]
+    for line, row in zip(lines, shown, strict=True):
+        assert len(line) == len(header)
+        assert line[3] == f"{row.epsilon:.4g}"
+        assert line[5] == row.remark
+    (missing,) = [row for row in comparison.rows if row.epsilon is None]
+    assert (missing.name, missing.lots) == ("pld", "fixed size")
+    said = " ".join(notes[-1].split())
+    assert said.startswith("pld (fixed size, replace): not available: ")
+    assert said.endswith(" ".join(missing.remark.split()))
+    assert "…" not in str(comparison)
 
 
 @pytest.mark.parametrize(

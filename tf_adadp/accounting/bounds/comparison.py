@@ -114,6 +114,8 @@ class _Run:
 class Comparison:
     """What `compare` and `PrivacyLedger.compare` return; `str()` of it is a table.
 
+    Bounds that have no ε for these releases are named below the table, each with the whole reason.
+
     Attributes:
       title: what was compared.
       delta: δ of every ε.
@@ -137,11 +139,12 @@ class Comparison:
                 row.name,
                 row.lots,
                 _NEIGHBOURS[row.neighboring_relation],
-                "-" if row.epsilon is None else f"{row.epsilon:.4g}",
+                f"{row.epsilon:.4g}",
                 "yes" if row.is_guarantee else "NO",
-                textwrap.shorten(row.remark, 80, placeholder=" …"),
+                row.remark,
             )
             for row in self.rows
+            if row.epsilon is not None
         ]
         widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
         lines = [
@@ -149,10 +152,14 @@ class Comparison:
             for line in (header, *cells)
         ]
         relations = {row.neighboring_relation for row in self.rows}
-        note = []
-        if _Relation.REPLACE_ONE in relations:
-            note = ["", *textwrap.wrap(_FIXED_SIZE_NOTE, 96)]
-        return "\n".join([f"{self.title}, δ = {self.delta:g}", "", *lines, *note])
+        notes = [_FIXED_SIZE_NOTE] if _Relation.REPLACE_ONE in relations else []
+        notes += [
+            f"{row.name} ({row.lots}, {_NEIGHBOURS[row.neighboring_relation]}): {row.remark}"
+            for row in self.rows
+            if row.epsilon is None
+        ]
+        below = [line for note in notes for line in ("", *textwrap.wrap(note, 96))]
+        return "\n".join([f"{self.title}, δ = {self.delta:g}", "", *lines, *below])
 
     def figure(self, points: int = 32, slow_points: int = 6) -> "Figure":
         """Returns a `matplotlib.figure.Figure` of ε over the number of releases, all bounds.
