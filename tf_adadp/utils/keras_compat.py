@@ -53,6 +53,7 @@ __all__ = [
     "compile_metrics_of",
     "compute_output_spec",
     "convert_to_sliceable",
+    "copied_lambda",
     "first_epoch",
     "flat_losses",
     "flat_metrics",
@@ -79,6 +80,7 @@ __all__ = [
     "op_def_registry",
     "original_operation",
     "own_layers",
+    "own_variables",
     "print_msg",
     "reduce_to_samplewise_values",
     "saves_legacy_format",
@@ -88,6 +90,7 @@ __all__ = [
     "set_name_counts",
     "shallow_copy",
     "trained_variables",
+    "uncompiled",
     "unscale_loss_for_distribution",
     "user_loss",
     "with_losses",
@@ -121,6 +124,24 @@ def original_operation(operation: object) -> object | None:
 def layers_of(layer: keras.Layer, include_self: bool = True) -> list[keras.Layer]:
     """Returns a layer and all layers inside it."""
     return list(layer._flatten_layers(include_self=include_self))
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the weights of a layer, without those of layers inside it."""
+    return layer._trainable_variables + layer._non_trainable_variables
+
+
+def copied_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
+    """Returns another Lambda of the same functions; Keras would write their bytes and read them."""
+    return keras.layers.Lambda(
+        layer.function,
+        output_shape=layer._output_shape,
+        mask=layer.mask,
+        arguments=layer.arguments,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
 
 
 def own_layers(layer: keras.Layer) -> list[keras.Layer]:
@@ -205,6 +226,13 @@ def shallow_copy(keras_object: object) -> object:
     """Copies an object of Keras without the detour of `copy.copy` over a saved file."""
     copied = object.__new__(type(keras_object))
     copied.__dict__.update(keras_object.__dict__)
+    return copied
+
+
+def uncompiled(model: keras.Model) -> keras.Model:
+    """Returns the same model, layers and all, as if it were not compiled."""
+    copied = shallow_copy(model)
+    copied.__dict__["compiled"] = False
     return copied
 
 

@@ -10,6 +10,7 @@ from tf_adadp.validation.arguments import (
     check_trainable_state,
     declared_law,
 )
+from tf_adadp.validation.compatible import compatibility_changes, make_compatible
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
 from tf_adadp.validation.mixing import warn_of_mixing
@@ -31,7 +32,9 @@ __all__ = [
     "check_tuner",
     "check_validation_data",
     "check_weights",
+    "compatibility_changes",
     "declared_law",
+    "make_compatible",
     "validate",
     "warn_of_mixing",
 ]

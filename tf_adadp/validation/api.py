@@ -39,7 +39,7 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
     """Lists everything in a model that private training refuses or changes, each with a fix.
 
         report = validate(model, "sparse_categorical_crossentropy", x, y)
-        print(report)                      # severity, where, problem, fix
+        print(report)                      # severity, where, what, fix
         report.raise_if_any()
 
     Errors are what `DPModel` refuses, found by the same rules, all of them at once. Warnings are
