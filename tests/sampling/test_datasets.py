@@ -105,16 +105,21 @@ OTHERS = {
     "number": lambda x, y: (x[:-1], y[:-1]),
     "columns": lambda x, y: (x, y.astype(np.int32)),
     "structure": lambda x, y: ({"x": x}, y),
+    "shape": lambda x, y: (x[:, :2], y),
+    "half": lambda x, y: (x[: N // 2], y[: N // 2]),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_folder_of_another_dataset_is_refused(tmp_path, other, shuffled):
+def test_a_folder_of_another_dataset_is_refused(tmp_path, other, shuffled, batched):
     x, y, _ = arrays()
     dataset, given = (Dataset.from_tensor_slices(d) for d in ((x, y), OTHERS[other](x, y)))
     if shuffled:
         dataset, given = dataset.shuffle(N), given.shuffle(N)
+    if batched:
+        dataset, given = dataset.batch(7), given.batch(7)
     read(dataset, tmp_path / "records")
     with pytest.raises(ValueError, match="another dataset"):
         read(given, tmp_path / "records")
@@ -122,9 +127,14 @@ def test_a_folder_of_another_dataset_is_refused(tmp_path, other, shuffled):
 
 def test_other_folders_are_refused(tmp_path):
     dataset = Dataset.from_tensor_slices(arrays()[:2])
-    (tmp_path / "photo.jpg").touch()
-    with pytest.raises(ValueError, match="holds other files"):
-        read(dataset, tmp_path)
+    for name in ("photo.jpg", "0.npy"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match="holds other files"):
+            read(dataset, tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        read(dataset, tmp_path / "file")
     folder = tmp_path / "records"
     read(dataset, folder)
     os.truncate(folder / "0.npy", 200)
@@ -182,17 +192,43 @@ def test_an_interrupted_read_of_a_dataset_that_changes_is_refused(tmp_path, monk
     interrupted(tmp_path / "records", Dataset.from_tensor_slices((x, y)), monkeypatch)
     with pytest.raises(ValueError, match="changes between passes"):
         read(Dataset.from_tensor_slices((x + 1, y)), tmp_path / "records")
-    with pytest.raises(ValueError, match="has 10 records"):
+    with pytest.raises(ValueError, match="another dataset"):
         read(Dataset.from_tensor_slices((x[:10], y[:10])), tmp_path / "records")
+
+
+def test_a_shuffled_read_may_be_interrupted_twice(tmp_path, monkeypatch):
+    x, y, _ = arrays()
+    dataset = Dataset.from_tensor_slices((x, y)).shuffle(N)
+    for after in (30, 10):
+        interrupted(tmp_path / "records", dataset, monkeypatch, after)
+    assert len(read(dataset, tmp_path / "records")[0]) == N
+
+
+def test_an_empty_dataset_leaves_no_complete_folder(tmp_path):
+    x, y, _ = arrays()
+    dataset = Dataset.from_tensor_slices((x, y))
+    with pytest.raises(ValueError, match="no records"):
+        read(dataset.filter(lambda x, y: y < 0), tmp_path / "records")
+    assert len(read(dataset.filter(lambda x, y: y >= 0), tmp_path / "records")[0]) == N
 
 
 def test_two_processes_do_not_write_one_folder(tmp_path):
     folder = tmp_path / "records"
-    one = columns.FolderColumns(folder, ["x"], [np.dtype("float32")])
+
+    def opened():
+        return columns.FolderColumns(folder, ["x"], [np.dtype("float32")], 3)
+
+    one, late = opened(), opened()
     one.begin(ordered=True)
     with pytest.raises(ValueError, match="written by another process"):
-        columns.FolderColumns(folder, ["x"], [np.dtype("float32")]).begin(ordered=True)
+        opened().begin(ordered=True)
+    one.append([np.ones((3, 2))])
+    found = one.finish()
     one.close()
+    late.begin(ordered=True)  # it opened the folder before there was anything
+    assert late.complete
+    assert found[0].sum() == 6
+    late.close()
 
 
 def ragged():

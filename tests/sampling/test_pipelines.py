@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_adadp.sampling.datasets.pipelines import Pipeline, judge
 
 Dataset = tf.data.Dataset
+TABLE = tf.function(keras.layers.IntegerLookup(vocabulary=[1, 2]))
 ORDERED, SHUFFLED = Pipeline(False, True), Pipeline(False, False)
 BATCHES = Pipeline(True, True)
 
@@ -48,7 +49,9 @@ KEPT = {
         lambda d: d.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False), SHUFFLED),
     "map by Python": (
         lambda d: d.map(lambda x, y: (tf.numpy_function(abs, [x], tf.float32), y)), ORDERED),
-    "choose": (lambda d: d.filter(lambda x, y: y > 3).skip(1).take(5).shard(2, 0).cache(), ORDERED),
+    "choose": (lambda d: d.shard(2, 0).filter(lambda x, y: y > 3).skip(1).take(5).cache(), ORDERED),
+    "a lookup in a function": (lambda d: d.map(lambda x, y: (x, TABLE(y))), ORDERED),
+    "a branch": (lambda d: d.map(lambda x, y: (tf.cond(y > 3, lambda: x, lambda: -x), y)), ORDERED),
     "number": (lambda d: d.enumerate().map(lambda i, record: record), ORDERED),
     "repeat once": (lambda d: d.repeat(1), ORDERED),
     "options": (lambda d: d.with_options(tf.data.Options()), ORDERED),
@@ -70,6 +73,8 @@ def test_steps_that_keep_records_apart(records, name):
 
 
 STATE = tf.Variable(0.0)
+# All rows of one dataset, read in a function of each record of another.
+ALL = Dataset.from_tensor_slices(np.ones((4, 3), np.float32))
 
 
 def _count(x, y):
@@ -89,11 +94,31 @@ REFUSED = {
     "mixup of batches": (lambda d: Dataset.zip((d.batch(4), d.shuffle(9).batch(4))), r"zip\(\)"),
     "twice": (lambda d: d.concatenate(d.map(lambda x, y: (-x, y))), r"concatenate\(\)"),
     "with replacement": (lambda d: Dataset.sample_from_datasets([d, d]), "interleave"),
+    "chosen by records": (
+        lambda d: Dataset.choose_from_datasets([d, d.map(lambda x, y: (-x, y))],
+                                               d.map(lambda x, y: y % 2)), "chooses between"),
     "resampled": (
-        lambda d: d.rejection_resample(lambda x, y: tf.cast(y > 3, tf.int32), [0.5, 0.5]), "scan"),
+        lambda d: d.rejection_resample(lambda x, y: tf.cast(y > 3, tf.int32), [0.5, 0.5]),
+        "chooses"),
     "several of one": (lambda d: d.flat_map(lambda x, y: Dataset.from_tensor_slices(x)),
                        r"flat_map\(\) makes several"),
     "unbatch a record": (lambda d: d.map(lambda x, y: x).unbatch(), r"unbatch\(\)"),
+    "a dataset in a map": (
+        lambda d: d.map(lambda x, y: ALL.reduce(x, lambda s, b: s + b)), "for each record"),
+    "a dataset in a filter": (
+        lambda d: d.filter(lambda x, y: ALL.reduce(x, lambda s, b: s + b)[0] > 3),
+        "for each record"),
+    "pairs of what is left": (
+        lambda d: Dataset.zip((d.filter(lambda x, y: y > 3), Dataset.range(9))), "places"),
+    "numbers of what is left": (lambda d: d.filter(lambda x, y: y > 3).enumerate(), "places"),
+    "shards of what is left": (lambda d: d.filter(lambda x, y: y > 3).shard(2, 0), "places"),
+    "whole batches of what is left": (
+        lambda d: d.filter(lambda x, y: y > 3).batch(3, drop_remainder=True), "places"),
+    "errors after batch": (lambda d: d.batch(4).ignore_errors(), r"ignore_errors\(\) drops"),
+    "numbered batches": (lambda d: d.batch(4).enumerate(), "joins batches with single"),
+    "batches and records": (
+        lambda d: d.map(lambda x, y: x).concatenate(Dataset.range(9).map(
+            lambda i: tf.fill([3], tf.cast(i, tf.float32))).batch(2)), "joins batches"),
     "state": (lambda d: d.scan(0.0, lambda s, r: (s + r[0][0], r)), r"scan\(\)"),
     "state in a variable": (lambda d: d.map(_count), "keeps state.*Assign"),
     "augmentation": (
@@ -143,6 +168,8 @@ def test_generators():
     once = from_generator()
     with pytest.raises(ValueError, match="zip"):
         judge(Dataset.zip((once, once.map(lambda x, y: x))))
+    with pytest.raises(ValueError, match="inside of another step"):
+        judge(Dataset.range(3).flat_map(lambda i: from_generator()))
 
 
 def test_files(lines, tmp_path):
@@ -184,6 +211,72 @@ def test_records_are_parsed_after_batch(lines):
     assert judge(csv.map(lambda s: tf.io.decode_csv(s, [0.0, 0.0, 0]))) == BATCHES
     with pytest.raises(ValueError, match="ParseExampleV2"):
         judge(_serialized(tf.io.VarLenFeature(tf.int64)))
+
+
+FILES = {
+    "not by its argument": lambda f: Dataset.range(3).flat_map(lambda n: read(f[0])),
+    "one for each name": lambda f: Dataset.from_tensor_slices(f).flat_map(lambda n: read(f[0])),
+    "by a number": lambda f: Dataset.range(4).interleave(lambda n: read(tf.gather(f, n % 2))),
+    "by names that are made": lambda f: (
+        Dataset.from_tensor_slices(f).map(lambda n: tf.constant(f[0])).flat_map(read)
+    ),
+    "twice in a list": lambda f: Dataset.from_tensor_slices(f).flat_map(lambda n: read([n, n])),
+    "beside another": lambda f: Dataset.from_tensor_slices(f).flat_map(
+        lambda n: read(tf.stack([n, f[0]]))
+    ),
+    "crossed": lambda f: read(f[0]).flat_map(lambda line: read(f[1]).map(lambda s: s + line)),
+    "for each of its lines": lambda f: Dataset.from_tensor_slices(f).flat_map(
+        lambda n: read(n).flat_map(lambda line: read(n))
+    ),
+    "joined inside": lambda f: Dataset.from_tensor_slices(f).flat_map(
+        lambda n: read(n).concatenate(read(n))
+    ),
+    "zipped inside": lambda f: Dataset.from_tensor_slices(f).flat_map(
+        lambda n: Dataset.zip((read(n), read(n)))
+    ),
+    "second of a pair": lambda f: Dataset.from_tensor_slices(([0, 1], [f[0], f[0]])).interleave(
+        lambda label, n: read(n)
+    ),
+    "in a dict": lambda f: Dataset.from_tensor_slices({"a": [0, 1], "f": [f[0]] * 2}).flat_map(
+        lambda d: read(d["f"])
+    ),
+    "in two lists": lambda f: read(f).concatenate(read(f[:1])),
+    "in another spelling": lambda f: read([f[0], f[0].replace("/a", "//a")]),
+    "with state": lambda f: Dataset.from_tensor_slices(f).flat_map(_numbered),
+}
+
+
+def _numbered(name):
+    number = STATE.assign_add(1.0)
+    return read(name).map(lambda s: (s, number))
+
+
+def read(names):
+    return tf.data.TextLineDataset(names)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_read_several_times_are_refused(lines, name):
+    with pytest.raises(ValueError, match="The dataset's step"):
+        judge(FILES[name](lines))
+
+
+def test_names_beside_labels_are_told_apart(lines):
+    labelled = Dataset.from_tensor_slices((["cat", "cat"], lines))
+    found = judge(labelled.interleave(lambda label, n: read(n).map(lambda s: (s, label))))
+    assert found == ORDERED
+
+
+def test_loaded_datasets(tmp_path):
+    saved = str(tmp_path / "saved")
+    Dataset.range(5).save(saved)
+    load = Dataset.load
+    with pytest.raises(ValueError, match="concatenate"):
+        judge(load(saved).concatenate(load(saved)))
+    with pytest.raises(ValueError, match="inside of another step"):
+        judge(Dataset.range(2).flat_map(lambda i: load(saved)))
+    with pytest.raises(ValueError, match="reader_func"):
+        judge(load(saved, reader_func=lambda d: d.repeat(2).interleave(lambda s: s)))
 
 
 def test_image_folders(tmp_path):

@@ -80,12 +80,19 @@ class FolderColumns:
     Args:
         folder: its path; it is made where it does not exist.
         names, dtypes: of the columns.
+        elements: how many elements the dataset has, below 0 where that is not known.
 
     Raises:
         ValueError: the folder holds something else, other columns, or damaged files; strings.
     """
 
-    def __init__(self, folder: str | os.PathLike, names: Sequence[str], dtypes: Sequence[np.dtype]):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        names: Sequence[str],
+        dtypes: Sequence[np.dtype],
+        elements: int,
+    ):
         for name, dtype in zip(names, dtypes, strict=True):
             if np.dtype(dtype).hasobject:
                 raise ValueError(
@@ -93,12 +100,18 @@ class FolderColumns:
                     "Encode them in the pipeline, e.g. with keras.layers.StringLookup or a "
                     "tokenizer, or leave cache_dir out."
                 )
-        self._folder = pathlib.Path(folder)
+        self._folder = pathlib.Path(folder).expanduser()
+        if self._folder.is_file():
+            raise ValueError(f"cache_dir={os.fspath(folder)!r} is a file: give a folder.")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._elements = elements
         self._names, self._dtypes = list(names), [np.dtype(d) for d in dtypes]
         self._files = None
         self._lock = contextlib.nullcontext()
         self._uncommitted = 0
+        self._open()
+
+    def _open(self):
         self._about = self._read_about()
         self.rows: int = self._about["rows"]
         self._shapes = self._about["shapes"]
@@ -119,9 +132,12 @@ class FolderColumns:
                 f"cache_dir={os.fspath(self._folder)!r} is being written by another process. Wait "
                 "for it, or give another folder."
             ) from error
-        self._about["complete"] = False
+        self._open()  # another process may have written it meanwhile
+        if self.complete:
+            return
         if not ordered:
             self.rows, self._shapes = 0, None
+        self._write_about(complete=False)  # before any column is made or cut
         self._uncommitted = 0
 
     def append(self, leaves: Sequence[np.ndarray]) -> None:
@@ -141,16 +157,15 @@ class FolderColumns:
     def finish(self) -> list[np.ndarray]:
         """Completes the files and returns them as memory-mapped arrays."""
         if not self.complete:
-            self._commit(complete=True)
+            self._commit(complete=self.rows > 0)
         return self.arrays()
 
     def close(self) -> None:
         """Closes the files, e.g. after an error, and lets others write them."""
         with self._lock:
-            pass
-        for file in self._files or ():
-            file.close()
-        self._files = None
+            for file in self._files or ():
+                file.close()
+            self._files = None
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the complete rows as memory-mapped arrays."""
@@ -189,23 +204,27 @@ class FolderColumns:
             file.seek(0, os.SEEK_END)
             file.flush()
             os.fsync(file.fileno())
+        self._write_about(complete)
+        self._uncommitted = 0
+
+    def _write_about(self, complete):
         self._about |= {"rows": self.rows, "shapes": self._shapes, "complete": complete}
         path = self._folder / "records.json"
         write_atomically(path, json.dumps(self._about, indent=1) + "\n")
-        self._uncommitted = 0
 
     def _read_about(self):
         columns = [[n, d.str] for n, d in zip(self._names, self._dtypes, strict=True)]
         path = self._folder / "records.json"
         if not path.exists():
-            # A crash may leave columns, and our own names with a dot.
-            if any(p.suffix != ".npy" and p.name[0] != "." for p in self._folder.iterdir()):
+            # A crash, or another process that begins, may leave names of ours with a dot.
+            if any(path.name[0] != "." for path in self._folder.iterdir()):
                 raise ValueError(
                     f"cache_dir={os.fspath(self._folder)!r} holds other files. Give a "
                     "folder of its own, which is made where it does not exist."
                 )
             return {
                 "format": _FORMAT, "version": _VERSION, "columns": columns,
+                "elements": self._elements,
                 "rows": 0, "shapes": None, "complete": False,
             }  # fmt: skip
         about = None
@@ -218,6 +237,11 @@ class FolderColumns:
             self._refuse("is damaged, or of another version")
         if about["columns"] != columns:
             self._refuse(f"holds another dataset, with the columns {about['columns']}")
+        if about["elements"] != self._elements:
+            self._refuse(
+                f"holds another dataset, of {about['elements']} elements, and this one has "
+                f"{self._elements}"
+            )
         return about
 
     def _check_files(self):

@@ -97,16 +97,18 @@ def _read(dataset, pipeline, cache_dir, verbose):
         columns = Columns(names, dtypes)
         arrays = _fill(columns, batches, 0, _bar(dataset, pipeline, verbose))
     else:
-        columns = FolderColumns(cache_dir, names, dtypes)
+        columns = FolderColumns(cache_dir, names, dtypes, int(dataset.cardinality()))
+        if not columns.complete:
+            columns.begin(pipeline.ordered)
         if columns.complete:
             arrays = columns.arrays()
-            _check_same(arrays, next(batches, None), dataset, pipeline, cache_dir)
+            _check_same(arrays, batches, pipeline, cache_dir)
+            columns.close()
         else:
-            kept = columns.rows if pipeline.ordered else 0
-            columns.begin(pipeline.ordered)
-            batches = _compared(batches, columns.arrays() if kept else None, cache_dir)
+            kept = columns.arrays() if columns.rows else None
+            batches = _compared(batches, kept, cache_dir)
             try:
-                arrays = _fill(columns, batches, kept, _bar(dataset, pipeline, verbose))
+                arrays = _fill(columns, batches, columns.rows, _bar(dataset, pipeline, verbose))
             finally:
                 columns.close()
     if not arrays or not len(arrays[0]):
@@ -229,19 +231,27 @@ def _compared(batches, kept, cache_dir):
         )
 
 
-def _check_same(arrays, leaves, dataset, pipeline, cache_dir):
+def _check_same(arrays, batches, pipeline, cache_dir):
     """Refuses a complete folder in which the dataset's first records are not found."""
-    count, rows = int(dataset.cardinality()), len(arrays[0])
-    same = pipeline.batched or count < 0 or count == rows
-    first = [] if leaves is None else [leaf[:_COMPARED] for leaf in leaves]
-    if same and first and pipeline.ordered:
+    first, seen = [], 0
+    for leaves in batches:
+        first.append(leaves)
+        seen += len(leaves[0])
+        if seen >= _COMPARED:
+            break
+    first = [np.concatenate(parts)[:_COMPARED] for parts in zip(*first, strict=True)]
+    same = bool(first) and all(
+        a.shape[1:] == b.shape[1:] for a, b in zip(arrays, first, strict=True)
+    )
+    if same and pipeline.ordered:
         same = all(_equal(a[: len(b)], b) for a, b in zip(arrays, first, strict=True))
-    elif same and first:
+        same = same and (seen >= _COMPARED or seen == len(arrays[0]))
+    elif same:
         same = all(_found(arrays, [leaf[i] for leaf in first]) for i in range(len(first[0][:8])))
-    if not same or not first:
+    if not same:
         raise ValueError(
-            f"cache_dir={os.fspath(cache_dir)!r} holds {rows:,} records of another dataset. Give "
-            "each dataset a folder of its own, or delete the folder to read this one."
+            f"cache_dir={os.fspath(cache_dir)!r} holds {len(arrays[0]):,} records of another "
+            "dataset. Give each dataset a folder of its own, or delete the folder to read this one."
         )
 
 
