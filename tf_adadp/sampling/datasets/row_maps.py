@@ -10,9 +10,10 @@ from tf_adadp.gradients.proof.values import Mixed, Mixes, Rows
 from tf_adadp.utils.keras_compat import function_def_to_graph
 
 # They parse each of the strings they are given by itself.
-_PARSE = {"AsString", "DecodeCSV", "DecodeRaw", "ParseExampleV2", "RegexReplace", "StaticRegexReplace",
-          "StringLower", "StringStrip",
-          "StringToNumber", "StringUpper"}  # fmt: skip
+_PARSE = {
+    "AsString", "DecodeCSV", "DecodeRaw", "ParseExampleV2", "RegexReplace", "StaticRegexReplace",
+    "StringLower", "StringStrip", "StringToNumber", "StringUpper",
+}  # fmt: skip
 
 
 def mixing_reason(function: object, shapes: Sequence) -> str | None:
