@@ -37,12 +37,17 @@ from benchmarks.peers import measuring
 DELTA = 1e-5
 
 
-def resident_mb():
-    """What this process holds in memory now."""
+def memory_kb(field):
+    """Reads a field of this process's memory: VmRSS, resident; VmData, its own without files."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise OSError("no VmRSS in /proc/self/status")
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def resident_mb():
+    """Returns how much memory this process holds now."""
+    return memory_kb("VmRSS") / 1024
 
 
 def steps(total=1_000_000, fits=10, at_once=100):
@@ -158,7 +163,7 @@ def datasets(number=10_000_000, columns=32, lot=1024, timed=100, room=6 * 10**8)
         model.compile(dp.ADADP(noise_multiplier=2.0), models.loss(), log_raw_metrics=False)
         first = np.zeros((64, columns), np.float32), np.zeros(64, np.int32)
         model.fit(*first, batch_size=16, verbose=0)  # TensorFlow's own memory is there now
-        used = _own_memory()
+        used = memory_kb("VmData") * 1024
         unlimited = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (used + room, unlimited[1]))
         try:
@@ -188,14 +193,6 @@ def datasets(number=10_000_000, columns=32, lot=1024, timed=100, room=6 * 10**8)
         }
     print(row, flush=True)
     return [row]
-
-
-def _own_memory():
-    """What this process holds in memory of its own, in bytes, without mapped files."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("no VmData in /proc/self/status")
 
 
 def wide(inputs, width, depth, classes=10):

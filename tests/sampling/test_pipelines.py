@@ -114,6 +114,12 @@ REFUSED = {
     "shards of what is left": (lambda d: d.filter(lambda x, y: y > 3).shard(2, 0), "places"),
     "whole batches of what is left": (
         lambda d: d.filter(lambda x, y: y > 3).batch(3, drop_remainder=True), "places"),
+    "whole padded batches of what is left": (
+        lambda d: d.map(lambda x, y: (x, y > 9)).filter(lambda x, y: y).padded_batch(
+            3, padded_shapes=([3], []), padding_values=(0.0, False), drop_remainder=True),
+        "places"),
+    "whole batches of other sizes": (
+        lambda d: d.filter(lambda x, y: y > 3).batch(4).rebatch(3, drop_remainder=True), "places"),
     "errors after batch": (lambda d: d.batch(4).ignore_errors(), r"ignore_errors\(\) drops"),
     "numbered batches": (lambda d: d.batch(4).enumerate(), "joins batches with single"),
     "batches and records": (

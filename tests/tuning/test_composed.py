@@ -131,7 +131,7 @@ def test_a_search_that_goes_on_in_another_process_remembers_its_trials(make, tmp
 
 
 def test_the_ledger_is_in_the_project_before_the_checkpoint(make, tmp_path):
-    """What a killed search leaves: the ledger knows at least what the checkpoint holds."""
+    """Checks that the ledger of a killed search knows at least what the checkpoint holds."""
     found = []
 
     class Look(keras.callbacks.Callback):

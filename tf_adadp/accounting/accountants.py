@@ -127,7 +127,7 @@ class Composition:
         return float(_RENYI[accountant][2](*self._rdp(accountant), epsilon))
 
     def costs_at_most(self, other: "Composition") -> bool:
-        """Whether the "rdp" bound of this composition is at most the other's, at every order.
+        """Tells whether the "rdp" bound is at most that of the other composition, at every order.
 
         All that the accountant derives from a bound rises with it, so the other may then be charged
         in place of this one, also inside of an event that repeats it.

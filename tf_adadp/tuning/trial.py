@@ -1,4 +1,4 @@
-"""What one trial of a search may cost, and the check that it cost no more."""
+"""Bounds what one trial of a search may cost, and checks that it cost no more."""
 
 import dataclasses
 

@@ -112,7 +112,7 @@ def compatibility_changes(model: keras.Model) -> Report:
 
 
 def _by_hand(model):
-    """What to do with a model that is code of the user's, not a graph of layers."""
+    """Returns the error for a model that is code of the user's, not a graph of layers."""
     refused = [problem.where for problem in layer_problems(model)]
     named = f"; in its code, change {', '.join(refused)}" if refused else ""
     return (

@@ -1,4 +1,4 @@
-"""What a search by KerasTuner means for the model of one of its trials."""
+"""Notes in a model's ledger that a search by KerasTuner trained it, and refuses raw objectives."""
 
 import sys
 import warnings

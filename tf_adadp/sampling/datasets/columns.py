@@ -74,8 +74,9 @@ class Columns:
 class FolderColumns:
     """Arrays that grow by batches of rows, each in a NumPy file of a folder.
 
-    `records.json` says how many rows are complete; it is written after they are. The folder and its
-    files are readable by their owner alone, since they hold the records.
+    `records.json` says how many rows are complete; it is written after they are. The columns, and
+    the folder where it is made here, are readable by their owner alone, since they hold the
+    records.
 
     Args:
         folder: its path; it is made where it does not exist.
@@ -182,6 +183,11 @@ class FolderColumns:
     def _header_bytes(self, column):
         return len(_header(*self._layout(column, 0)))
 
+    def _file_bytes(self, column):
+        """The size of a column's file with all complete rows."""
+        row_bytes = self._dtypes[column].itemsize * int(np.prod(self._shapes[column]))
+        return self._header_bytes(column) + self.rows * row_bytes
+
     def _path(self, column):
         return self._folder / f"{column}.npy"
 
@@ -189,11 +195,9 @@ class FolderColumns:
         return self._dtypes[column], (rows, *self._shapes[column])
 
     def _opened(self, column):
-        size = self._header_bytes(column)
-        row_bytes = self._dtypes[column].itemsize * int(np.prod(self._shapes[column]))
         descriptor = os.open(self._path(column), os.O_RDWR | os.O_CREAT, 0o600)
         file = os.fdopen(descriptor, "r+b")
-        file.truncate(size + self.rows * row_bytes)
+        file.truncate(self._file_bytes(column))
         file.seek(0, os.SEEK_END)
         return file
 
@@ -246,10 +250,8 @@ class FolderColumns:
 
     def _check_files(self):
         for column in range(len(self._names)):
-            row_bytes = self._dtypes[column].itemsize * int(np.prod(self._shapes[column]))
-            size = self._header_bytes(column) + self.rows * row_bytes
             path = self._path(column)
-            if not path.exists() or path.stat().st_size < size:
+            if not path.exists() or path.stat().st_size < self._file_bytes(column):
                 self._refuse(f"is damaged: {path.name} has fewer than {self.rows:,} rows")
 
     def _refuse(self, why):

@@ -17,6 +17,9 @@ from tf_adadp.utils.checks import check_bool, check_instance
 _BATCH = 1024  # records that are read at once
 _COMPARED = 64  # records that tell whether a folder holds another dataset
 _in_memory = weakref.WeakKeyDictionary()  # {dataset: {batched: arrays}}
+_pipelines = (
+    weakref.WeakKeyDictionary()
+)  # {dataset: Pipeline}; its graph holds its arrays once more
 
 
 def read_dataset(
@@ -83,7 +86,9 @@ def _judged(dataset, batched):
         raise ValueError(
             "The dataset has no end: leave repeat() out. Lots draw records again by themselves."
         )
-    pipeline = judge(dataset)
+    if dataset not in _pipelines:
+        _pipelines[dataset] = judge(dataset)
+    pipeline = _pipelines[dataset]
     if batched is None:
         return pipeline
     return Pipeline(check_bool("batched", batched, wrong_type=TypeError), pipeline.ordered)
@@ -98,19 +103,18 @@ def _read(dataset, pipeline, cache_dir, verbose):
         arrays = _fill(columns, batches, 0, _bar(dataset, pipeline, verbose))
     else:
         columns = FolderColumns(cache_dir, names, dtypes, int(dataset.cardinality()))
-        if not columns.complete:
-            columns.begin(pipeline.ordered)
-        if columns.complete:
-            arrays = columns.arrays()
-            _check_same(arrays, batches, pipeline, cache_dir)
-            columns.close()
-        else:
-            kept = columns.arrays() if columns.rows else None
-            batches = _compared(batches, kept, cache_dir)
-            try:
+        try:
+            if not columns.complete:
+                columns.begin(pipeline.ordered)
+            if columns.complete:
+                arrays = columns.arrays()
+                _check_same(arrays, batches, pipeline, cache_dir)
+            else:
+                kept = columns.arrays() if columns.rows else None
+                batches = _compared(batches, kept, cache_dir)
                 arrays = _fill(columns, batches, columns.rows, _bar(dataset, pipeline, verbose))
-            finally:
-                columns.close()
+        finally:
+            columns.close()
     if not arrays or not len(arrays[0]):
         raise ValueError("The dataset has no records. Lots need at least one.")
     return keras.tree.pack_sequence_as(structure, _with_absent(structure, arrays))

@@ -190,20 +190,21 @@ def _batch(step, inputs):
     (elements,) = inputs
     if elements.batched:
         step.refuse("makes batches of batches", "Batch once; unbatch() takes batches apart.")
-    if _drops_remainder(step):
-        _check_places(step, elements)
+    _check_remainder(step, elements)
     return elements.but(batched=True, direct=False, ordered=elements.ordered and _keeps_order(step))
 
 
-def _drops_remainder(step):
-    """Tells whether a last batch that is short is dropped; that is the operand of booleans."""
-    for number, name in enumerate(step.node.input):
-        operand = step.graph.step(name)
-        if operand is not None and operand.kind == "Const":
-            value = step.constant(number)
-            if value.dtype == bool:
-                return bool(value)
-    return False
+def _check_remainder(step, elements):
+    """Refuses to drop a short last batch where places tell of other records.
+
+    Whether it is dropped is the last operand that is a boolean; values of padding come before it.
+    """
+    for number in reversed(range(1, len(step.node.input))):
+        value = step.constant(number)
+        if value is not None and value.dtype == bool:
+            if value:
+                _check_places(step, elements)
+            return
 
 
 def _padded_batch(step, inputs):
@@ -228,7 +229,10 @@ def _unbatch(step, inputs):
 
 
 def _rebatch(step, inputs):
-    return inputs[0] if inputs[0].batched else _batch(step, inputs)
+    if not inputs[0].batched:
+        return _batch(step, inputs)
+    _check_remainder(step, inputs[0])
+    return inputs[0]
 
 
 def _join(step, inputs):
@@ -304,7 +308,7 @@ def _flat_map(step, inputs):
 
 
 def _generated(step, inside):
-    """What `from_generator` makes: a step that opens one generator, once."""
+    """Accepts the step of `from_generator`, which opens one generator once."""
     source = step.graph.step(step.node.input[0])
     if source is None or source.kind != "Tensor":
         step.refuse("opens a generator for each of its elements", "Open it once.")
