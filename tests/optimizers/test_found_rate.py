@@ -36,7 +36,7 @@ class Expected:
     """`FoundRate` in float64, for one vector of all coordinates."""
 
     def __init__(self):
-        self.v = self.theta = self.before = self.promised = 0.0
+        self.v = self.theta = self.before = self.promised = self.largest = 0.0
         self.gains, self.f = np.zeros(len(SHAPES)), np.ones(len(SHAPES))
         self.first, self.t = None, 0
 
@@ -46,9 +46,13 @@ class Expected:
         promise = np.sum(np.sqrt(SIZES) * np.maximum(scaled - noise, 0) / np.sqrt(scaled))
         self.first = max(loss, loss_noise) if self.first is None else self.first
         self.promised += 0.032 / norm * promise * np.clip(loss, 0, 1)
-        half = 0.5 * min((self.t + 1) / 10, 1)
-        self.m = half * self.first**2 * (self.t + 1) / self.promised if self.promised else 1.0
-        self.m = np.clip(self.m, 0.01, 1.0)
+        early, half = min(self.t + 1, 10), 0.5 * self.first**2
+        if self.t < 10:
+            self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
+        seen = 0.5 * (self.first - loss_noise) ** 2
+        most = np.clip(seen * early / self.largest, 1, 8) if self.largest else 1.0
+        self.m = half * early / 10 * (self.t + 1) / self.promised if self.promised else 1.0
+        self.m = np.clip(self.m, 0.01, most)
         moved = self.theta - self.before
         if self.t:
             slopes, noise = by_tensor(g * moved), 2 * np.sqrt(by_tensor((s * moved) ** 2))
@@ -230,6 +234,17 @@ def test_a_step_that_promises_the_whole_loss_is_halved():
     np.testing.assert_allclose(found, np.arange(1, 11) / 20, rtol=2e-2)
     # A step that sees a tenth of that loss and the same promise adds a tenth of it.
     assert factor_after_a_step(loss / 10) == pytest.approx(0.5 / (10.1 / 11), rel=2e-2)
+
+
+@pytest.mark.parametrize(("sigma", "expected"), [(0.01, 8.0), (50.0, 1.0)])
+def test_a_few_weights_whose_release_promises_little_get_more_than_the_schedule(sigma, expected):
+    """0.032·3·0.1 of a loss of 1; and where the noise hides the loss and could promise its whole."""
+    optimizer = dp.ADAL(noise_multiplier=sigma, seed=5)
+    optimizer.build([keras.Variable(np.zeros(3, np.float32))])
+    for _ in range(30):
+        step(optimizer, [tf.fill([5, 3], 0.1)], losses=tf.ones([5]))
+        assert factors(optimizer)[0] <= expected
+    assert factors(optimizer)[0] == expected
 
 
 def test_noise_alone_lets_the_rate_be():

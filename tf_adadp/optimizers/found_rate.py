@@ -18,13 +18,17 @@ class FoundRate(DPOptimizer):
     mean of w·ℓ/C, released beside g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
 
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
-        m = min(1, min((t + 1)/10, 1)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)),   0.01 at least
+        m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
+        M = (h̃_0 − s_h)² / (2·mean_{k≤t, k<10} P̄_k·h̃_k)        in [1, 8]
 
-    with h̃_k pulled into [0, 1], and h̃_0 no lower than the std of its noise.
+    with P̄ that P which has no s² taken off, h̃_k pulled into [0, 1], and h̃_0 no lower than s_h, the
+    std of its noise.
     w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
     the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
     holds it at a half (averaged over the steps so far, those weighted most that see a high loss),
     and at less in the first ten steps: P may grow 20-fold in four of them, before the mean follows.
+    Models of few weights, such as a logistic regression on a table, have far to go with steps that
+    promise little even if all of g̃ were signal. They alone get more than η_t.
     And with d = θ_t − θ_{t−1} the last step:
 
         S_l = ⟨g̃_t, d⟩_l,   G_l = Σ_l (g̃_{t−1}² − s²)·|d/g̃_{t−1}|,   n_l = 2·√Σ_l (s·d)²
@@ -60,7 +64,8 @@ class FoundRate(DPOptimizer):
     """
 
     _promise = 0.5
-    _cautious_steps = 10
+    _first_steps = 10
+    _most = 8.0  # M
     _least = 0.01  # m
     _lowest = 0.3  # f
     _growth = 0.1  # of ln f, most in a step, where the last step was all signal
@@ -94,7 +99,8 @@ class FoundRate(DPOptimizer):
             return
         ones = keras.initializers.Ones()
         self._loss = self._add_state((2,), "loss")  # h̃ and the std of its noise
-        self._promises = self._add_state((3,), "promises")  # h̃_0, ΣP·h̃ and the number of steps
+        # h̃_0, ΣP·h̃, ΣP̄·h̃ of the first steps, the number of steps.
+        self._promises = self._add_state((4,), "promises")
         self._rate_factor = self._add_state((), "rate_factor", initializer=ones)
         self._previous = self._add_slots("previous", variables)
         self._gains = self._add_state((len(variables),), "gains")
@@ -127,17 +133,24 @@ class FoundRate(DPOptimizer):
         sizes = tf.constant([float(g.shape.num_elements()) for g in released])
         signal = tf.maximum(totals - sizes * noise, 0.0)
         promise = tf.reduce_sum(tf.sqrt(sizes) * tf.math.divide_no_nan(signal, tf.sqrt(totals)))
-        promise *= self.learning_rate_at_first / self.current_clip_norm()
+        largest = tf.reduce_sum(tf.sqrt(sizes * totals))
         loss, stddev = tf.unstack(self._loss.value)
-        first, total, steps = tf.unstack(self._promises.value)
+        first, total, total_first, steps = tf.unstack(self._promises.value)
         # What the noise may show in place of nothing is no small loss.
         first = tf.where(first > 0.0, first, tf.maximum(loss, stddev))
-        counted = promise * tf.clip_by_value(loss, 0.0, 1.0)
-        total += tf.where(tf.math.is_finite(counted), counted, 0.0)
-        self._promises.assign(tf.stack([first, total, steps + 1.0]))
-        caution = tf.minimum((steps + 1.0) / self._cautious_steps, 1.0)
-        allowed = self._promise * caution * tf.square(first) * (steps + 1.0)
-        return tf.maximum(tf.where(total > allowed, allowed / total, 1.0), self._least)
+        weight = self.learning_rate_at_first / self.current_clip_norm()
+        counted = tf.stack([promise, largest]) * weight * tf.clip_by_value(loss, 0.0, 1.0)
+        counted = tf.where(tf.math.is_finite(counted), counted, 0.0)
+        total += counted[0]
+        total_first += tf.where(steps < self._first_steps, counted[1], 0.0)
+        steps += 1.0
+        self._promises.assign(tf.stack([first, total, total_first, steps]))
+        early = tf.minimum(steps, self._first_steps)
+        allowed = self._promise * early * tf.square(first - stddev)
+        most = tf.clip_by_value(tf.math.divide_no_nan(allowed, total_first), 1.0, self._most)
+        allowed = self._promise * tf.square(first) * steps * early / self._first_steps
+        factor = tf.where(total > 0.0, allowed / total, 1.0)
+        return tf.clip_by_value(factor, self._least, most)
 
     def _last_step(self, released, stddevs):
         """Returns S and Σ(s·d)² of the last step, [tensors], and keeps the weights for the next."""
