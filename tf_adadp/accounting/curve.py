@@ -1,8 +1,9 @@
-"""The privacy curve δ(ε) of a ledger, as a picture. Needs matplotlib, which is imported here only
-when a picture is drawn.
+"""Pictures of what was spent and what it bought: δ(ε), and metrics over ε. They need matplotlib,
+which is imported here only when a picture is drawn.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POINTS, _SLOW_POINTS = 80, 25
+# Metrics that ε covers, or that come from other records, by the beginnings of their names in logs.
+_KINDS = {"released_": "training, released", "val_": "validation"}
 
 
 def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") -> "Figure":
@@ -49,4 +52,51 @@ def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") 
     axes.set_ylabel("δ")
     kind = " (odometer reading)" if ledger.odometer_reasons else ""
     axes.set_title(f"{ledger.steps} releases, accountant {accountant}{kind}", fontsize="medium")
+    return figure
+
+
+def metrics_over_epsilon(
+    points: Sequence[tuple[float, dict]], delta: float, accountant: str = "rdp"
+) -> "Figure | None":
+    """Draws every metric over the ε that was spent when it was measured, a panel for each.
+
+    Lines are validation metrics (`val_*`) and metrics released with noise (`released_*`). Raw
+    training metrics, which no ε covers, are left out.
+
+    Args:
+      points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
+      delta, accountant: what ε was computed with, for the label.
+
+    Returns:
+      A `matplotlib.figure.Figure`, or None where the logs have none of these metrics.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    lines = {}  # {metric: {kind: [(ε, value)]}}
+    for epsilon, logs in points:
+        for name, value in logs.items():
+            for start, kind in _KINDS.items():
+                if name.startswith(start) and math.isfinite(epsilon):
+                    of_metric = lines.setdefault(name.removeprefix(start), {})
+                    of_metric.setdefault(kind, []).append((epsilon, float(value)))
+    if not lines:
+        return None
+    columns = min(len(lines), 3)
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    # Losses last: what people ask for is the accuracy that an ε buys.
+    for axes, metric in zip(panels, sorted(lines, key=lambda m: m.endswith("loss")), strict=False):
+        for kind, found in sorted(lines[metric].items()):
+            axes.plot(*zip(*found, strict=True), "o-", markersize=3, label=kind)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"ε at δ = {delta:g} ({accountant})")
+        axes.set_ylabel(metric)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    for axes in panels:  # the iterator goes on: what no metric took
+        axes.set_axis_off()
     return figure
