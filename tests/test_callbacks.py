@@ -119,12 +119,11 @@ def test_the_image_of_accuracy_over_epsilon_has_what_was_measured(tmp_path, monk
     over = [image for image in images if image[0] == "privacy/metrics_over_epsilon"]
     assert [step for _, step, _ in over] == [4, 8, 12, 12]  # after each epoch, and at the end
     assert [name for name, _, _ in images].count("privacy/privacy") == 1
-    accuracy, loss = drawn[-1]
-    for lines, metric in ((accuracy, "val_accuracy"), (loss, "val_loss")):
-        assert set(lines) == {"validation"}  # no raw training metric
-        at, value = lines["validation"].get_data()
-        assert list(at) == history["epsilon"]
-        assert list(value) == history[metric]
+    (lines,) = drawn[-1]
+    assert set(lines) == {"validation"}  # no raw training metric
+    at, value = lines["validation"].get_data()
+    assert list(at) == history["epsilon"]
+    assert list(value) == history["val_accuracy"]
     blue = (np.abs(picture(over[-1])[..., :3].astype(int) - (31, 119, 180)).max(-1) < 8).sum()
     assert blue > 100
 
@@ -151,6 +150,17 @@ def test_infinite_epsilons_have_no_place_in_the_image():
     (axes,) = metrics_over_epsilon([(1.0, logs), (np.inf, logs)], DELTA).axes
     (line,) = axes.get_lines()
     assert line.get_xydata().tolist() == [[1.0, 0.5]]
+
+
+def test_the_image_has_a_panel_for_each_metric_and_losses_where_they_are_all():
+    many = {f"{kind}_m{i}": 0.1 * i for i in range(4) for kind in ("val", "released")}
+    figure = metrics_over_epsilon([(1.0, {"val_loss": 2.0, **many})], DELTA)
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_ylabel() for axes in shown] == ["m0", "m1", "m2", "m3"]
+    labels = [line.get_label() for line in shown[0].get_lines()]
+    assert labels == ["training, released", "validation"]
+    (axes,) = metrics_over_epsilon([(1.0, {"val_loss": 2.0})], DELTA).axes
+    assert axes.get_ylabel() == "loss"
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])

@@ -61,7 +61,7 @@ def metrics_over_epsilon(
     """Draws every metric over the ε that was spent when it was measured, a panel for each.
 
     Lines are validation metrics (`val_*`) and metrics released with noise (`released_*`). Raw
-    training metrics, which no ε covers, are left out.
+    training metrics, which no ε covers, are left out, and so are losses beside other metrics.
 
     Args:
       points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
@@ -84,12 +84,12 @@ def metrics_over_epsilon(
                     of_metric.setdefault(kind, []).append((epsilon, float(value)))
     if not lines:
         return None
-    columns = min(len(lines), 3)
-    rows = -(-len(lines) // columns)
+    metrics = [name for name in lines if not name.endswith("loss")] or list(lines)
+    columns = min(len(metrics), 3)
+    rows = -(-len(metrics) // columns)
     figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    # Losses last: what people ask for is the accuracy that an ε buys.
-    for axes, metric in zip(panels, sorted(lines, key=lambda m: m.endswith("loss")), strict=False):
+    for metric, axes in zip(metrics, panels, strict=False):
         for kind, found in sorted(lines[metric].items()):
             axes.plot(*zip(*found, strict=True), "o-", markersize=3, label=kind)
         axes.set_xlim(left=0)
