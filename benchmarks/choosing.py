@@ -217,6 +217,20 @@ def membership_accuracy(epsilon, delta=0.0):
     return (np.exp(epsilon) + delta) / (1 + np.exp(epsilon))
 
 
+def exact_membership_accuracy(row):
+    """The same for the very steps of a row, whatever ε is quoted: (1 + δ(0))/2.
+
+    δ at ε = 0 is the total variation distance between the two distributions of releases, and the
+    best test of equal chances is right with (1 + TV)/2. By privacy loss distributions.
+    """
+    from tf_adadp import accounting
+
+    k = row["records_per_person"] or 1
+    units = row["people"] if row["unit"] == "person" else row["records"]
+    q = row["lot_size"] / k / units
+    return (1 + accounting.delta(row["noise_multiplier"] / k, q, STEPS, 0.0, "pld")) / 2
+
+
 def of_cell(rows, cell):
     """The rows of a cell, over seeds."""
     wanted = dataclasses.asdict(cell)
@@ -248,11 +262,12 @@ def report(rows):
                     f"{mine[0]['records']:,}",
                     "" if sigma is None else f"{sigma:.2f}",
                     "" if sigma is None else f"{sigma / cell.lot_size:.4f}",
+                    "" if sigma is None else f"{100 * exact_membership_accuracy(mine[0]):.1f}",
                     f"{mean:.1f} ± {spread:.1f}",
                 ]
             )
         if lines:
-            header = [field, "records", "σ*", "σ*/L", "test accuracy, %"]
+            header = [field, "records", "σ*", "σ*/L", "membership, %", "test accuracy, %"]
             parts.append(f"{title}\n\n{harness.markdown_table(header, lines)}")
     return "\n\n".join(parts)
 
@@ -289,7 +304,13 @@ def plot(rows, path):
     by_people.legend(fontsize=8)
     grid = np.linspace(0, max(EPSILONS), 200)
     membership.plot(grid, 100 * membership_accuracy(grid), color="tab:red")
-    membership.plot(EPSILONS, 100 * membership_accuracy(np.array(EPSILONS)), "o", color="tab:red")
+    membership.lines[0].set_label("any release with this ε: e^ε/(1 + e^ε)")
+    _, panel = PANELS["ε, one record of 1,000 people"]
+    found = [(c.epsilon, of_cell(rows, c)) for c in panel]
+    found = [(epsilon, 100 * exact_membership_accuracy(r[0])) for epsilon, r in found if r]
+    if found:
+        membership.plot(*zip(*found, strict=True), "o-", label="the steps of this training")
+    membership.legend(fontsize=8, loc="lower right")
     membership.set(
         xlabel="ε", ylabel="right answers, at most, %", title="“was this record in the table?”"
     )

@@ -93,7 +93,12 @@ def browser():
 
 
 def look(driver, address, smoothing):
-    """Opens the page; returns PNGs of the chart over ε, of the scalar's lines and of the page."""
+    """Opens the page.
+
+    Returns:
+        PNGs of the chart over ε, of the scalar's lines and of the page, and the text of the table
+        below the lines.
+    """
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -107,8 +112,8 @@ def look(driver, address, smoothing):
     for button in driver.find_elements(By.CSS_SELECTOR, "[aria-label='Close side pane']"):
         button.click()  # on the first page: the browser remembers it
     page = _settle(driver, wait)
-    chart, lines = (driver.find_element(By.CSS_SELECTOR, part) for part in _PARTS[:2])
-    return chart.screenshot_as_png, lines.screenshot_as_png, page
+    chart, lines, table = (driver.find_element(By.CSS_SELECTOR, part) for part in _PARTS)
+    return chart.screenshot_as_png, lines.screenshot_as_png, page, table.text
 
 
 def _settle(driver, wait):
@@ -138,7 +143,7 @@ def drawn(png, colour=CHART_COLOUR):
 
 def check(pages):
     """Raises an AssertionError unless pages, {smoothing: `look`}, show what they have to."""
-    (chart, lines, _), (smooth_chart, smooth_lines, _) = (pages[s] for s in SMOOTHINGS)
+    (chart, lines, *_), (smooth_chart, smooth_lines, *_) = (pages[s] for s in SMOOTHINGS)
     assert drawn(chart) > 100, f"{CHART} shows no line."
     assert np.array_equal(pixels(chart), pixels(smooth_chart)), f"smoothing changed {CHART}."
     assert pixels(lines).std() > 5, f"{SCALAR} is blank."
@@ -160,6 +165,8 @@ def main():
     check(pages)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(pages[SMOOTHINGS[0]][2])
+    for smoothing, (*_, table) in pages.items():
+        print(f"{SCALAR} with smoothing {smoothing}: {' '.join(table.split())}")
     print(f"{SCALAR} and {CHART} are shown, and smoothing leaves {CHART} as it is: {args.out}")
 
 

@@ -6,10 +6,12 @@ The table itself is tested where statsmodels is installed, and made here elsewhe
 import dataclasses
 import importlib.util
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import tf_adadp as dp
 from benchmarks import choosing as study
@@ -90,12 +92,25 @@ def test_membership_accuracy():
     assert study.membership_accuracy(epsilon) == pytest.approx(truth)
 
 
+def test_exact_membership_accuracy():
+    """Full lots are one Gaussian of σ/√T, between which the best test is right with Φ(1/(2σ))."""
+    row = {"unit": "record", "records": 512, "people": 200, "lot_size": 512}
+    row |= {"records_per_person": None, "noise_multiplier": 20.0}
+    exact = stats.norm.cdf(np.sqrt(study.STEPS) / 20.0 / 2)
+    assert study.exact_membership_accuracy(row) == pytest.approx(exact, abs=1e-3)
+    person = {**row, "unit": "person", "people": 512, "records_per_person": 1}
+    assert study.exact_membership_accuracy(person) == pytest.approx(exact, abs=1e-3)
+    three = {**person, "people": 171, "lot_size": 513, "records_per_person": 3}
+    three["noise_multiplier"] = 60.0
+    assert study.exact_membership_accuracy(three) == pytest.approx(exact, abs=1e-3)
+
+
 def test_a_second_run_trains_nothing_again_and_reports(small, monkeypatch, tmp_path, capsys):
     trained = []
 
     def train(cell, seed):
         trained.append((cell, seed))
-        found = {"records": 100, "people": 30, "accuracy": 0.6 + 0.01 * seed, "majority": 0.5}
+        found = {"records": 9000, "people": 3000, "accuracy": 0.6 + 0.01 * seed, "majority": 0.5}
         return {
             **dataclasses.asdict(cell), "seed": seed, **found, "charged_epsilon": cell.epsilon,
             "noise_multiplier": None if cell.unit is None else 2.0, "seconds": 1.0,
@@ -111,5 +126,5 @@ def test_a_second_run_trains_nothing_again_and_reports(small, monkeypatch, tmp_p
     study.main()
     assert len(trained) == len(study.cells()) * len(study.SEEDS)
     said = capsys.readouterr().out
-    assert "| 0.5 | 100 | 2.00 | 0.0039 | 61.0 ± 1.0 |" in said
+    assert re.search(r"\| 0.5 \| 9,000 \| 2.00 \| 0.0039 \| \d+\.\d \| 61.0 ± 1.0 \|", said)
     assert "without privacy" in said

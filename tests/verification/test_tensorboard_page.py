@@ -27,7 +27,7 @@ def pages(chart, lines, smooth_chart, smooth_lines):
     return dict(
         zip(
             tensorboard_page.SMOOTHINGS,
-            [(chart, lines, b""), (smooth_chart, smooth_lines, b"")],
+            [(chart, lines, b"", ""), (smooth_chart, smooth_lines, b"", "")],
             strict=True,
         )
     )
@@ -60,4 +60,5 @@ def test_the_page_shows_epsilon_and_the_chart(tmp_path):
     done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "are shown" in done.stdout
+    assert "with smoothing 0.999: Run Smoothed Value Step" in done.stdout
     assert tensorboard_page.pixels(path.read_bytes()).shape[1] == tensorboard_page.WINDOW[0]
