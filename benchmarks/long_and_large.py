@@ -1,20 +1,24 @@
 """Long runs, many records, many weights: what grows, and what should not.
 
-    python -m benchmarks.long_and_large --parts=steps,records,weights
+    python -m benchmarks.long_and_large --parts=steps,records,datasets,weights
 
 "steps": a million private steps of a tiny model, in fits of 100,000. Resident memory after each,
 how often the step was traced, and the ledger's entries, which must not grow either.
 "records": lots of 1,024 from ten million records in a memory-mapped file (1.3 GB, deleted
 afterwards): what drawing and reading a lot takes beside a step of a 32-1000-10 network.
+"datasets": the same number of records from a tf.data pipeline over files, read into a folder by a
+process whose own memory may grow by less than half of what they take: time to read them, to open
+the folder again, and of a step.
 "weights": 10⁸ weights: all of them trained, a frozen backbone with a head, and LoRA on every layer:
 seconds per step and peak memory, each in a process of its own.
 
-Writes `results/long_and_large.json`. About 45 minutes on two idle cores, most of it the steps.
+Writes `results/long_and_large.json`. About 50 minutes on two idle cores, most of it the steps.
 """
 
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +28,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CP
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_adadp as dp
 from benchmarks import harness, models
@@ -32,12 +37,17 @@ from benchmarks.peers import measuring
 DELTA = 1e-5
 
 
-def resident_mb():
-    """What this process holds in memory now."""
+def memory_kb(field):
+    """Reads a field of this process's memory: VmRSS, resident; VmData, its own without files."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise OSError("no VmRSS in /proc/self/status")
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def resident_mb():
+    """Returns how much memory this process holds now."""
+    return memory_kb("VmRSS") / 1024
 
 
 def steps(total=1_000_000, fits=10, at_once=100):
@@ -129,6 +139,62 @@ def records(number=10_000_000, columns=32, lot=1024, timed=100):
     return [row]
 
 
+def datasets(number=10_000_000, columns=32, lot=1024, timed=100, room=6 * 10**8):
+    """A row: seconds to read records of a tf.data pipeline into a folder, within `room` bytes."""
+    runs = pathlib.Path("runs")  # on a disk, not in memory
+    runs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs) as folder:
+        files = [pathlib.Path(folder) / f"{part}.bin" for part in range(10)]
+        rng = np.random.default_rng(0)
+        for file in files:
+            rng.standard_normal((number // 10, columns + 1), np.float32).tofile(file)
+
+        def parsed(records):
+            values = tf.io.decode_raw(records, tf.float32)
+            values = tf.ensure_shape(values, [None, columns + 1])
+            return values[:, :columns], tf.cast(values[:, columns] > 0, tf.int32)
+
+        def dataset():
+            names = [str(file) for file in files]
+            read = tf.data.FixedLengthRecordDataset(names, 4 * (columns + 1))
+            return read.batch(1024).map(parsed)  # faster than a function of one record
+
+        model = dp.DPModel(models.mlp(columns, 1000, 10))
+        model.compile(dp.ADADP(noise_multiplier=2.0), models.loss(), log_raw_metrics=False)
+        first = np.zeros((64, columns), np.float32), np.zeros(64, np.int32)
+        model.fit(*first, batch_size=16, verbose=0)  # TensorFlow's own memory is there now
+        used = memory_kb("VmData") * 1024
+        unlimited = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (used + room, unlimited[1]))
+        try:
+            options = {"cache_dir": pathlib.Path(folder) / "records", "verbose": False}
+            start = time.perf_counter()
+            dp.PoissonLots.from_dataset(dataset(), expected_size=lot, **options)
+            reading = time.perf_counter() - start
+            start = time.perf_counter()
+            lots = dp.PoissonLots.from_dataset(dataset(), expected_size=lot, **options)
+            opening = time.perf_counter() - start
+            model.fit(lots, steps_per_epoch=20, verbose=0)
+            start = time.perf_counter()
+            model.fit(lots, steps_per_epoch=timed, verbose=0)
+            step = 1e3 * (time.perf_counter() - start) / timed
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, unlimited)
+        row = {
+            "part": "datasets",
+            "case": f"{number:,} x {columns}, lots of {lot}",
+            "record_mb": round(number * 4 * (columns + 1) / 2**20),
+            "own_memory_mb": round(used / 2**20),
+            "allowed_mb": round((used + room) / 2**20),
+            "read_seconds": round(reading, 1),
+            "records_per_second": round(number / reading),
+            "open_seconds": round(opening, 2),
+            "step_ms": round(step, 2),
+        }
+    print(row, flush=True)
+    return [row]
+
+
 def wide(inputs, width, depth, classes=10):
     """Dense layers of width²·depth weights and more."""
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth + 1)]
@@ -187,7 +253,7 @@ def weights():
     return rows
 
 
-PARTS = {"steps": steps, "records": records, "weights": weights}
+PARTS = {"steps": steps, "records": records, "datasets": datasets, "weights": weights}
 
 
 def main():

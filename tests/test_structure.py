@@ -28,6 +28,7 @@ ROOMS = (
     "model",
     "callbacks",
     "audit",
+    "tuning",
 )
 TAGS = "tf_adadp.utils.attached"
 WITHOUT_TENSORFLOW = re.compile(

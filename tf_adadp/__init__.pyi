@@ -4,6 +4,7 @@ from . import accounting as accounting
 from . import audit as audit
 from . import clipping as clipping
 from . import noise as noise
+from . import tuning as tuning
 from .accounting import PrivacyLedger as PrivacyLedger
 from .accounting import PrivacyWarning as PrivacyWarning
 from .callbacks import PrivacyCallback as PrivacyCallback
@@ -41,6 +42,8 @@ from .sampling import TruncatedPoissonLots as TruncatedPoissonLots
 from .sampling import UserLots as UserLots
 from .sampling import make_lot as make_lot
 from .training.private_step import private_step as private_step
+from .validation import compatibility_changes as compatibility_changes
+from .validation import make_compatible as make_compatible
 from .validation import validate as validate
 
 __version__: str

@@ -194,10 +194,12 @@ class DPModel(SavedWithLedger, keras.Model):
         """Trains with differential privacy. Arguments as in `keras.Model.fit`, with differences.
 
         Args:
-            x: arrays (or a dict or list of them) with `y` and `batch_size`; or lots that carry
-                their sampling law, any of `tf_adadp.sampling`: `PoissonLots`, `ShuffledLots`, …
-            batch_size: L, the expected lot size; required with arrays, 1 ≤ L ≤ N. Every step draws
-                each record with probability L/N.
+            x: arrays (or a dict or list of them) with `y` and `batch_size`; a finite
+                `tf.data.Dataset` with `batch_size`, which is read once into memory, see
+                `PoissonLots.from_dataset`; or lots that carry their sampling law, any of
+                `tf_adadp.sampling`: `PoissonLots`, `ShuffledLots`, …
+            batch_size: L, the expected lot size; required without lots, 1 ≤ L ≤ N. Every step draws
+                each record with probability L/N. The batches of a dataset do not matter.
             shuffle: must stay True, lots are drawn at random.
             class_weight, sample_weight: multiply an example's loss before clipping.
             steps_per_epoch: lots per epoch; ceil(N/L) by default.
@@ -236,6 +238,7 @@ class DPModel(SavedWithLedger, keras.Model):
             validation_data=validation_data,
             optimizer=self.optimizer,
             strategy=self.distribute_strategy,
+            verbose=bool(verbose),
         )
         lots = data.lots
         self.session.prepare(lots.element_spec)

@@ -287,11 +287,8 @@ def test_losses_that_reduce_the_batch(loss):
         ({"x": np.full((ROWS, 6), "a")}, ValueError, "takes numbers.*dtype string"),
         ({"y": None}, ValueError, "y=None"),
         ({"x": None}, TypeError, "x=None"),
-        (
-            {"x": tf.data.Dataset.range(3), "y": None},
-            TypeError,
-            "is no Poisson sampling.*PoissonLots",
-        ),
+        ({"x": tf.data.Dataset.range(3)}, ValueError, "y is given beside a tf.data.Dataset"),
+        ({"x": tf.data.Dataset.range(3).repeat(), "y": None}, ValueError, "has no end"),
         ({"x": iter([1]), "y": None}, TypeError, "sampl"),
         ({"sample_weight": np.ones(3)}, ValueError, "rows|length"),
         ({"sample_weight": np.full(ROWS, "a")}, TypeError, "sample_weight has dtype string"),

@@ -181,32 +181,26 @@ def test_the_values_of_the_data_are_never_used():
     )
 
 
+def test_layers_with_one_problem_have_one_row():
+    """In print alone: the list has each."""
+    names = [f"bn_{i}" for i in range(5)]
+    stateful = L.LSTM(2, stateful=True, name="lstm")
+    report = dp.validate(
+        keras.Sequential([*(L.BatchNormalization(name=n) for n in names), stateful])
+    )
+    assert [p.where for p in report.errors] == [f"Layer {n!r}" for n in (*names, "lstm")]
+    first = str(report).splitlines()[1]
+    assert first.split()[:5] == ["error", "5", "layers:", "bn_0,", "bn_1,"]
+    assert str(report).count("is a BatchNormalization in training") == 1
+    assert "bn_4" not in str(report)
+    assert "Layer 'lstm'" in str(report)
+    for problem in report.errors:
+        assert "make_compatible" in problem.fix
+    with pytest.raises(ValueError, match="(?s)'bn_0'.*make_compatible.*'bn_4'.*'lstm'"):
+        report.raise_if_any()
+
+
 # What is seen without tracing.
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("layers", "fix"),
-    [
-        ([L.Dense(64), L.BatchNormalization()], "GroupNormalization(groups=16)"),
-        ([L.Dense(8), L.BatchNormalization(epsilon=0.01, scale=False)],
-         "GroupNormalization(groups=2, epsilon=0.01, scale=False)"),
-        ([L.Dense(6), L.BatchNormalization()], "GroupNormalization(groups=1)"),
-        ([L.Reshape((3, 2)), L.BatchNormalization(axis=1), L.Flatten()],
-         "GroupNormalization(groups=1, axis=1)"),
-    ],
-)  # fmt: skip
-def test_the_replacement_of_a_batch_normalization_is_spelled_out_and_works(layers, fix):
-    (problem,) = dp.validate(plain_model(*layers))
-    assert problem.fix.startswith(f"Use keras.layers.{fix} instead")
-    place = next(i for i, layer in enumerate(layers) if isinstance(layer, L.BatchNormalization))
-    rebuilt = [type(layer).from_config(layer.get_config()) for layer in layers]
-    rebuilt[place] = eval(f"keras.layers.{fix}")
-    model = plain_model(*rebuilt)
-    assert dp.validate(model) == []
-    x, _ = data()
-    outputs = keras.Sequential(model.layers[: place + 1])(x)
-    assert np.std(outputs) > 0.5  # a group of one channel would be normalised to nothing
 
 
 @pytest.mark.parametrize(

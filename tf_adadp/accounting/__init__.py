@@ -12,6 +12,7 @@ on any machine.
   * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
   * `privacy_curve`: δ(ε) of a ledger as a matplotlib figure.
   * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
+  * `search_event`: a search for hyper-parameters that releases the best of its trials alone.
   * `rdp_theorem1`, `rdp_wang_theorem9`, `rdp_wang_theorem27` and their accountants: the bound of
     the ADADP paper, and those of Wang, Balle and Kasiviswanathan that it comes from.
   * `compare`: all bounds for one run in a table or a figure; `clt_mu`, `clt_epsilon`: the
@@ -56,6 +57,7 @@ from tf_adadp.accounting.planning import (
     split_budget,
 )
 from tf_adadp.accounting.selection import selection_event
+from tf_adadp.accounting.trials import search_event
 
 __all__ = [
     "ACCOUNTANTS",
@@ -92,6 +94,7 @@ __all__ = [
     "rdp_theorem1",
     "rdp_wang_theorem27",
     "rdp_wang_theorem9",
+    "search_event",
     "selection_event",
     "split_budget",
 ]

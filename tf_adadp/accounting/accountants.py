@@ -41,6 +41,9 @@ _RENYI = {
 # memory and time get out of hand, and no such ε means anything.
 _MAX_PLD_EPSILON = 2000.0
 
+# Relative difference of two sums of the same bounds, added in another order.
+_ROUNDING = 1e-12
+
 
 def check_accountant(name: str) -> str:
     """Returns `name` if it is a known accountant, else raises a ValueError that lists them."""
@@ -122,6 +125,22 @@ class Composition:
         if accountant == "pld":
             return float(_pld_accountant(self).get_delta(epsilon))
         return float(_RENYI[accountant][2](*self._rdp(accountant), epsilon))
+
+    def costs_at_most(self, other: "Composition") -> bool:
+        """Tells whether the "rdp" bound is at most that of the other composition, at every order.
+
+        All that the accountant derives from a bound rises with it, so the other may then be charged
+        in place of this one, also inside of an event that repeats it.
+
+        Raises:
+          ValueError: an event that the Rényi accountant cannot analyse.
+        """
+        if not self.charges or other._is_non_private():
+            return True
+        if not other.charges or self.relation is not other.relation or self._is_non_private():
+            return False
+        mine, theirs = self._rdp("rdp")[1], other._rdp("rdp")[1]
+        return bool(np.all(mine <= theirs * (1 + _ROUNDING)))
 
     def _is_non_private(self) -> bool:
         return any(is_non_private_key(key) for key, _ in self.charges)

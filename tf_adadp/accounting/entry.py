@@ -14,6 +14,7 @@ from tf_adadp.accounting.events import (
     sampling_parts,
 )
 from tf_adadp.accounting.laws.base import ONE_RECORD, SamplingLaw
+from tf_adadp.accounting.trials import releases_of_winner
 from tf_adadp.utils.checks import check_bool, check_instance, check_integer, check_text
 
 _Relation = dp_accounting.NeighboringRelation
@@ -103,6 +104,11 @@ class LedgerEntry:
     def protects(self) -> str:
         """The unit of privacy in words for a privacy statement."""
         return self.law.protects if self.law else ONE_RECORD
+
+    @property
+    def steps(self) -> int:
+        """The number of releases that went into the weights: of a search, those of its winner."""
+        return self.count * releases_of_winner(self.event)
 
     def repeats(self, other: "LedgerEntry") -> bool:
         """Whether both entries record the same kind of release."""

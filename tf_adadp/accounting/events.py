@@ -27,6 +27,10 @@ def _positive(name: str, value: Any) -> int:
     return check_integer(name, value, at_least=1)
 
 
+def _mean(name: str, value: Any) -> float:
+    return check_number(name, value, at_least=1)
+
+
 _SCALAR_FIELDS: dict[str, dict[str, Callable[[str, Any], float | int]]] = {
     "NoOpDpEvent": {},
     "NonPrivateDpEvent": {},
@@ -47,8 +51,10 @@ _SCALAR_FIELDS: dict[str, dict[str, Callable[[str, Any], float | int]]] = {
         "truncated_batch_size": _positive,
         "noise_multiplier": _number,
     },
+    "RepeatAndSelectDpEvent": {"mean": _mean, "shape": _number},
 }
 _ONE_INNER_EVENT = {
+    "RepeatAndSelectDpEvent",
     "SelfComposedDpEvent",
     "PoissonSampledDpEvent",
     "SampledWithoutReplacementDpEvent",

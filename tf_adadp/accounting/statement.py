@@ -10,6 +10,7 @@ import dp_accounting
 from tf_adadp.accounting.entry import LedgerEntry
 from tf_adadp.accounting.filters import LedgerBudget
 from tf_adadp.accounting.laws.base import ONE_RECORD
+from tf_adadp.accounting.trials import is_search
 
 _Relation = dp_accounting.NeighboringRelation
 _RELATIONS = {
@@ -31,8 +32,14 @@ _ASSUMPTIONS = (
 _NOT_COVERED = (
     "training metrics (loss and accuracy computed on the training records) unless released "
     "with noise; validation and test records; model selection and early stopping; "
-    "hyper-parameter search; other uses of the same records not recorded here; attacks on the "
+    "hyper-parameter search{but}; other uses of the same records not recorded here; attacks on the "
     "floating-point arithmetic of the noise."
+)
+_SEARCH = (
+    "a random number of independent trials (geometric, {mean:g} in the mean) was trained, and the "
+    "best one alone released; that number, running times, and all of the other trials stay secret. "
+    "Trials were compared by the score that the release names below: epsilon does not protect the "
+    "records that it read"
 )
 _FIXED = (
     "a guarantee, provided that noise, sampling and the number of steps were fixed before the "
@@ -82,6 +89,8 @@ def privacy_statement(
     )
     units = dict.fromkeys(entry.protects for entry in entries)
     counted = dict.fromkeys(f"{entry.unit}s" for entry in entries)
+    searches = [entry.event for entry in entries if is_search(entry.event)]
+    lines += [("Search", _SEARCH.format(mean=event.mean)) for event in searches]
     sampling = dict.fromkeys(
         entry.law.describe() if entry.law else "no sampling (or as the event states)"
         for entry in entries
@@ -109,7 +118,8 @@ def privacy_statement(
             )
         )
     lines += [("NOT COVERED by epsilon", reason) for reason in ledger.not_covered_reasons]
-    lines.append(("Not covered", _NOT_COVERED))
+    but = " but for the search above" if searches else ""
+    lines.append(("Not covered", _NOT_COVERED.format(but=but)))
     body = "\n".join(
         textwrap.fill(f"{name}: {text}", width=88, subsequent_indent="    ") for name, text in lines
     )

@@ -83,6 +83,10 @@ class ModelLedger:
         """Attaches another ledger in place of this one: that of the chief, of several hosts."""
         self._of_weights.replace(ledger)
 
+    def paid_by(self, ledger: PrivacyLedger) -> None:
+        """Attaches a ledger that paid for all releases about these weights, in place of others."""
+        self._of_weights.paid_by(ledger)
+
     def follow(self, optimizer: Any) -> None:
         """Follows the steps of an optimizer that was compiled."""
         self._optimizer, self._met = optimizer, None
@@ -103,11 +107,19 @@ class ModelLedger:
 
     def epsilon(self, delta: float, accountant: str = "rdp") -> float:
         """Returns ε of everything released so far; see `DPModel.epsilon`."""
+        return self.checked().epsilon(delta, accountant)
+
+    def checked(self) -> PrivacyLedger:
+        """Returns the ledger, once every release about the weights is known to be in it.
+
+        Raises:
+            ValueError: a release or a step was not charged.
+        """
         ledger = self.current()
         self.check_restored()
         if not ledger.unknown_reasons:
             self._check_charged(ledger)
-        return ledger.epsilon(delta, accountant)
+        return ledger
 
     def _check_charged(self, ledger):
         """Refuses releases and steps that the ledger does not know of."""
@@ -119,7 +131,7 @@ class ModelLedger:
                 "`apply_private`, with the law that the lots were drawn by."
             )
         # Steps are charged with the law of their lots; other releases, as DPPCA's, have none.
-        charged = sum(entry.count for entry in ledger.entries if entry.law is not None)
+        charged = sum(entry.steps for entry in ledger.entries if entry.law is not None)
         steps = self._model.optimizer.steps_taken if self._model.compiled else 0
         if steps > charged:
             raise ValueError(

@@ -15,6 +15,7 @@ from tf_adadp.utils.attached import (
     OPTIMIZERS,
     attach,
     attached,
+    detach,
 )
 from tf_adadp.utils.checks import check_instance
 
@@ -87,6 +88,13 @@ class WeightsLedger:
             if attached(holder, LEDGER) is not None:
                 attach(holder, LEDGER, ledger)
 
+    def paid_by(self, ledger: PrivacyLedger) -> None:
+        """Attaches a ledger that paid for all releases about these weights, in place of others."""
+        for holder in self._holders():
+            detach(holder, CHARGED_LEDGERS)
+        self.replace(ledger)
+        self.keep()
+
     def close_uncharged(self) -> None:
         """Records releases that were not charged, where they would be forgotten."""
         uncharged = uncharged_releases(self._model.weights)
@@ -97,6 +105,22 @@ class WeightsLedger:
         return [self._model, *self._model.weights]
 
 
+def copy_history(model: keras.Model, made: keras.Model) -> None:
+    """Gives a plain model with copied weights the history of the model that they are from.
+
+    The history is that of the weights at the time; what is released about either model later is
+    its own.
+    """
+    history = WeightsLedger(model).current()
+    note_changes(model.weights, history)
+    history = copy.deepcopy(history)
+    uncharged = uncharged_releases(model.weights)
+    if uncharged:
+        history.mark_unknown(UNCHARGED.format(uncharged))
+    WeightsLedger(made, history)
+    keep_in_copies(made)
+
+
 def keep_in_copies(model: keras.Model) -> None:
     """Makes `copy.deepcopy` of a plain model bring the history of its weights along.
 
@@ -105,12 +129,9 @@ def keep_in_copies(model: keras.Model) -> None:
     """
 
     def deepcopy(memo):
-        history = WeightsLedger(model).current()
-        note_changes(model.weights, history)
         rebuild, arguments = type(model).__reduce__(model)[:2]
         made = memo[id(model)] = rebuild(*arguments)
-        WeightsLedger(made, copy.deepcopy(history))
-        keep_in_copies(made)
+        copy_history(model, made)
         return made
 
     attach(model, COPY, deepcopy)

@@ -39,6 +39,8 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
             that is not an array, such as `tfds.data_source(...)`, whose items are
             `(x, y)` or `(x, y, sample_weight)`, all of one structure, shape and type. Its items are
             read one by one in Python, O(lot) calls a step, or in one call if it has `__getitems__`.
+            Or a `keras.utils.PyDataset`, whose batches are taken apart: a step reads every batch
+            that holds a record of its lot.
         y: targets in the same forms, one row per example; None if there are none.
         expected_size: L, a number in (0, N].
         sample_weight: weights of the examples' losses, one row per example, or None.
@@ -59,8 +61,8 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
     Pickling or deep-copying lots without a seed gives lots with a new key.
 
     Raises:
-        TypeError: `x` is a tf.data.Dataset, a PyDataset, a generator or no array; `seed` is no
-            integer.
+        TypeError: `x` is a tf.data.Dataset (see `from_dataset`), a generator or no array; `seed` is
+            no integer.
         ValueError: empty data, arrays of unequal length, `expected_size` missing or outside (0, N],
             `present` of another shape or type, num_examples below the number of records.
 

@@ -1,11 +1,16 @@
 """Lots drawn at random from data with random access."""
 
 import abc
+import inspect
+import os
+from typing import Any, Self
 
 import numpy as np
+import tensorflow as tf
 
 from tf_adadp.accounting import SamplingLaw
 from tf_adadp.sampling.base import Lots
+from tf_adadp.sampling.datasets import read_dataset
 from tf_adadp.sampling.keys import LotKey
 from tf_adadp.sampling.sources import Rows, Source
 
@@ -33,6 +38,54 @@ class SampledLots(Lots):
         self._source = source
         self._present = present
         self._key = LotKey(seed)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: tf.data.Dataset,
+        *,
+        batched: bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        verbose: bool = True,
+        **arguments: Any,
+    ) -> Self:
+        """Reads a finite `tf.data.Dataset` once, and makes lots of its records.
+
+            lots = PoissonLots.from_dataset(dataset, expected_size=600)
+
+        The unit of privacy is one record: one element of the dataset after batches are taken apart.
+        Neighbouring datasets differ by one record of those that were read, so a step before that
+        chooses records by their place, such as `take`, belongs to the choice of the data. Steps
+        that put one record into several elements (`repeat`, windows, mixup), pad it by others, or
+        apply a function to a batch that is not proven to treat its records independently are
+        refused by name. So are random numbers: records are read once, and random augmentation
+        belongs into layers of the model. What a generator, a Python function or a file yields as
+        one element counts as one record.
+
+        Args:
+            dataset: elements `x`, `(x, y)` or `(x, y, sample_weight)` of dense tensors, all records
+                of one shape.
+            batched: whether an element is a batch of records; None to find it in the dataset's
+                steps. True for a generator that yields batches.
+            cache_dir: a folder that keeps the records of this dataset in NumPy files, readable by
+                its owner alone, for data that does not fit into memory. An interrupted read goes
+                on there; a complete folder is opened again once the first records were compared.
+            verbose: whether to show a progress bar.
+            **arguments: further arguments of the class, such as `expected_size` and `seed`; for
+                `UserLots` also `user_ids`, the name of a feature.
+
+        Raises:
+            TypeError: dataset is no `tf.data.Dataset`.
+            ValueError: the dataset has no end, no records, ragged tensors, records of unequal
+                shapes, or a step of the above; the folder holds another dataset.
+        """
+        if "user_ids" in arguments and "user_ids" not in inspect.signature(cls).parameters:
+            raise ValueError(
+                f"user_ids={arguments['user_ids']!r}: {cls.__name__} protect single records. Use "
+                "UserLots.from_dataset, which protects all records of a user."
+            )
+        x, y, sample_weight = read_dataset(dataset, batched, cache_dir, verbose)
+        return cls(x, y, sample_weight=sample_weight, **arguments)
 
     @property
     def num_local_examples(self) -> int:

@@ -53,7 +53,7 @@ def as_source(
         TypeError: data without random access, or of a type that is no tensor.
         ValueError: empty data, unequal lengths, or an argument that does not go with `x`.
     """
-    _refuse_batched(x)
+    _refuse_streams(x)
     if keras.tree.is_nested(x) or hasattr(x, "__array__") or isinstance(x, _NOT_DENSE):
         if transform is not None:
             raise ValueError(
@@ -74,7 +74,7 @@ def as_source(
                 "the items of x must be (x, y) or (x, y, sample_weight). Use transform= to make "
                 "them so."
             )
-    return ItemSource(x, transform)
+    return ItemSource(_Rows(x) if isinstance(x, keras.utils.PyDataset) else x, transform)
 
 
 def leaf_dtype(dtype: Any, name: str) -> tf.DType:
@@ -329,23 +329,67 @@ def _check_strings(array, name):
             )
 
 
-def _refuse_batched(x):
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+def _refuse_streams(x):
+    if isinstance(x, tf.data.Dataset):
         raise TypeError(
-            f"x is a {_type_name(x)}: the law by which it samples is unknown and its examples "
-            "cannot be read one by one. PoissonLots takes arrays, or a random-access source "
-            "(tfds.data_source)."
+            "x is a tf.data.Dataset, whose records cannot be read one by one. Read it once: "
+            "PoissonLots.from_dataset(x, expected_size=...)."
         )
-    if isinstance(x, keras.utils.PyDataset):
+    if isinstance(x, tf.distribute.DistributedDataset):
         raise TypeError(
-            f"x is a {_type_name(x)}, a keras.utils.PyDataset: its items are batches, not "
-            "examples. Pass arrays, or an object whose items are single examples."
+            f"x is a {_type_name(x)}: the law by which it samples is unknown. Give the dataset "
+            "that it was made of, PoissonLots.from_dataset(dataset, expected_size=...)."
         )
     if hasattr(x, "__next__"):
         raise TypeError(
             f"x is a {_type_name(x)}, an iterator: sampling needs random access to the examples. "
             "Pass arrays, or an object with __len__ and __getitem__."
         )
+
+
+class _Rows:
+    """The rows of a `keras.utils.PyDataset`, whose items are batches.
+
+    All batches but the last one have the same number of rows. Nothing is copied or kept: reading
+    rows reads each batch that holds one of them.
+    """
+
+    def __init__(self, batches):
+        number = batches.num_batches
+        if not number:
+            raise ValueError(
+                f"x, a {_type_name(batches)}, has num_batches={number}. Lots need a finite number "
+                "of batches, at least 1."
+            )
+        self._batches = batches
+        self._size = self._count(batches[0])
+        last = self._size if number == 1 else self._count(batches[number - 1])
+        self._length = (number - 1) * self._size + last
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        read, rows = {}, []
+        for index in indices:
+            number, row = divmod(index, self._size)
+            if number not in read:
+                read = {number: self._batches[number]}  # indices are sorted
+                expected = min(self._size, self._length - number * self._size)
+                if self._count(read[number]) != expected:
+                    raise ValueError(
+                        f"batch {number} of x has {self._count(read[number])} rows, and "
+                        f"{expected} were expected: all batches but the last must have one size."
+                    )
+            rows.append(keras.tree.map_structure(lambda a, r=row: a[r], read[number]))
+        return rows
+
+    @staticmethod
+    def _count(batch):
+        return len(keras.tree.flatten(batch)[0])
 
 
 def _type_name(value):

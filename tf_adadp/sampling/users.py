@@ -22,8 +22,9 @@ class UserLots(SampledLots, enforces_law=True):
 
     Args:
         x, y, sample_weight, seed, transform: as for `PoissonLots`.
-        user_ids: [N], integers or strings, the user of each example. A record that concerns several
-            people protects only the one named.
+        user_ids: [N], integers or strings, the user of each example; or the name of a feature of x,
+            a dict, which is taken out of it. A record that concerns several people protects only
+            the one named.
         expected_users: the expected number of users in a lot, in (0, U].
         max_records_per_user: k ≥ 1. Noise relative to the sum grows with it.
         expected_size: what sums are divided by, a PUBLIC guess of the number of examples in a lot,
@@ -48,6 +49,8 @@ class UserLots(SampledLots, enforces_law=True):
         seed: int | None = None,
         transform: Callable[[Any], tuple] | None = None,
     ):
+        if isinstance(user_ids, str):
+            x, user_ids = _taken_out(x, user_ids)
         source = as_source(x, y, sample_weight, transform)
         users = _user_numbers(user_ids, len(source))
         # Records ordered by user: those of user u are _records[_starts[u] : _starts[u + 1]].
@@ -75,6 +78,16 @@ class UserLots(SampledLots, enforces_law=True):
         if len(records) <= self.law.max_records_per_user:
             return records
         return records[subset(generator, len(records), self.law.max_records_per_user)]
+
+
+def _taken_out(x, name):
+    """Returns a dict without one of its features, and the feature."""
+    if not isinstance(x, dict) or name not in x or len(x) == 1:
+        known = sorted(x) if isinstance(x, dict) else f"a {type(x).__name__}"
+        raise ValueError(
+            f"user_ids={name!r}, and x is {known}: name a feature of a dict that has others."
+        )
+    return {key: value for key, value in x.items() if key != name}, x[name]
 
 
 def _user_numbers(user_ids: Any, num_examples: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from tf_adadp.distribution import workers
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.sampling import Lots, PoissonLots
+from tf_adadp.sampling.datasets import read_dataset
 from tf_adadp.utils.checks import check_choice, check_instance, check_integer, check_number
 
 
@@ -61,22 +62,35 @@ def fit_data(
     validation_data: Any,
     optimizer: DPOptimizer,
     strategy: tf.distribute.Strategy,
+    verbose: bool = True,
 ) -> FitData:
-    """Makes Poisson lots of arrays, or takes lots as they are; see `DPModel.fit`.
+    """Makes Poisson lots of arrays or a dataset, or takes lots as they are; see `DPModel.fit`.
 
     Raises:
         TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
             or is given beside lots that have settled it.
     """
     if isinstance(x, Lots):
-        _check_beside_lots(
-            validation_split,
+        _refuse_beside(
+            "lots: lots hold their data, weights and expected size; make the lots with it and",
             y=y,
             batch_size=batch_size,
             sample_weight=sample_weight,
             class_weight=class_weight,
         )
+        if validation_split:
+            raise ValueError(
+                f"validation_split={validation_split} with lots: set validation records aside "
+                "before making the lots, and give validation_data."
+            )
         return FitData(x, None, None, None, validation_data)
+    if isinstance(x, tf.data.Dataset):
+        _refuse_beside(
+            "a tf.data.Dataset: its elements are (x, y) or (x, y, sample_weight);",
+            y=y,
+            sample_weight=sample_weight,
+        )
+        x, y, sample_weight = read_dataset(x, verbose=verbose)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
     if class_weight is not None:
@@ -136,19 +150,11 @@ def evaluation_batch_size(
     return None if batch_size is None else math.ceil(batch_size)
 
 
-def _check_beside_lots(validation_split, **arguments):
-    """Refuses arguments of `fit` that lots have settled."""
+def _refuse_beside(data, **arguments):
+    """Refuses arguments of `fit` that the data have settled."""
     for name, value in arguments.items():
         if value is not None:
-            raise ValueError(
-                f"{name} is given beside lots: lots hold their data, weights and expected size; "
-                f"make the lots with it and leave {name} out."
-            )
-    if validation_split:
-        raise ValueError(
-            f"validation_split={validation_split} with lots: set validation records aside "
-            "before making the lots, and give validation_data."
-        )
+            raise ValueError(f"{name} is given beside {data} leave {name} out.")
 
 
 def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):

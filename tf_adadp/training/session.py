@@ -119,6 +119,7 @@ class Session:
         model, prepared = self._model, self.prepared
         loss, y_pred = compile_loss_of(model), prepared.y_pred
         validation.check_callbacks(callbacks, prepared.released_names, self.compiled.optimizer)
+        validation.check_tuner(callbacks, model.get_metrics_result(), self._history.current())
         if prepared.released is not None:
             prepared.released.set_modes(callbacks)
         validation.check_class_labels(loss, data.y, y_pred)

@@ -1,12 +1,13 @@
 """Attaches values to variables and models: the one file that hangs anything on them.
 
-Elsewhere an owner holds its state. Two things have no owner that could be asked:
+Elsewhere an owner holds its state. Three things have no owner that could be asked:
 
 - The history of weights. What was released about a variable is found from the variable alone, by
   whichever model, layer or loop meets it next. A table beside the variables would keep them alive,
   or lose a history when an `id` is used again.
 - Compiled engines and steps of a plain model. They hold the model and its graphs, so they live
   exactly as long as the model does.
+- The report of the changes by which a plain model was made of another one.
 
 Values go into `__dict__`, past Keras's `__setattr__`, which would track them and save them.
 """
@@ -19,6 +20,7 @@ CHARGED_LEDGERS = "_tf_adadp_charged_ledgers"  # of a variable: others that cust
 LEFT = "_tf_adadp_left"  # of a variable: a few entries, as the last private training left them
 ENGINES = "_tf_adadp_engines"  # of a plain model: the engines that `clipped_sum` made for it
 STEPS = "_tf_adadp_steps"  # of a plain model: the steps that `private_step` made for it
+CHANGES = "_tf_adadp_changes"  # of a plain model: the report of `make_compatible`, which made it
 COPY = "__deepcopy__"  # of a plain model: what `copy.deepcopy` calls
 
 

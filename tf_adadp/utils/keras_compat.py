@@ -6,7 +6,8 @@ methods and attributes that a subclass of ours inherits: `INHERITED` lists them.
 tables with the installed version and searches the package for further private names.
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterator, Mapping
 
 import keras
 from keras.src.backend import compute_output_spec  # symbolic call of any function
@@ -25,6 +26,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 # Patched by gradients.
 from tensorflow.python.ops import (
@@ -51,10 +53,12 @@ __all__ = [
     "compile_metrics_of",
     "compute_output_spec",
     "convert_to_sliceable",
+    "copied_lambda",
     "first_epoch",
     "flat_losses",
     "flat_metrics",
     "flatten_outputs",
+    "function_def_to_graph",
     "functional_inputs",
     "gen_array_ops",
     "gen_math_ops",
@@ -71,18 +75,22 @@ __all__ = [
     "metric_direction",
     "metric_function",
     "metric_values",
+    "name_counts",
     "nn_ops",
     "op_def_registry",
     "original_operation",
     "own_layers",
+    "own_variables",
     "print_msg",
     "reduce_to_samplewise_values",
     "saves_legacy_format",
     "seed_generators",
     "set_first_epoch",
     "set_keras_mask",
+    "set_name_counts",
     "shallow_copy",
     "trained_variables",
+    "uncompiled",
     "unscale_loss_for_distribution",
     "user_loss",
     "with_losses",
@@ -116,6 +124,24 @@ def original_operation(operation: object) -> object | None:
 def layers_of(layer: keras.Layer, include_self: bool = True) -> list[keras.Layer]:
     """Returns a layer and all layers inside it."""
     return list(layer._flatten_layers(include_self=include_self))
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the weights of a layer, without those of layers inside it."""
+    return layer._trainable_variables + layer._non_trainable_variables
+
+
+def copied_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
+    """Returns another Lambda of the same functions; Keras would write their bytes and read them."""
+    return keras.layers.Lambda(
+        layer.function,
+        output_shape=layer._output_shape,
+        mask=layer.mask,
+        arguments=layer.arguments,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
 
 
 def own_layers(layer: keras.Layer) -> list[keras.Layer]:
@@ -203,6 +229,13 @@ def shallow_copy(keras_object: object) -> object:
     return copied
 
 
+def uncompiled(model: keras.Model) -> keras.Model:
+    """Returns the same model, layers and all, as if it were not compiled."""
+    copied = shallow_copy(model)
+    copied.__dict__["compiled"] = False
+    return copied
+
+
 def with_losses(loss: CompileLoss, losses: list, keep_metrics: bool) -> CompileLoss:
     """Returns a copy of a built `CompileLoss` with other single losses, in the same order."""
     copied = shallow_copy(loss)
@@ -256,6 +289,17 @@ def second_moments(optimizer: keras.optimizers.RMSprop) -> list[keras.Variable]:
 def learning_rate_of(optimizer: keras.optimizers.Optimizer | None) -> object:
     """Returns the learning rate's variable or schedule."""
     return getattr(optimizer, "_learning_rate", None)
+
+
+def name_counts() -> dict[str, int]:
+    """Returns how many objects of each kind Keras has named: it numbers `dense`, `dense_1`, …"""
+    return dict(global_state.get_global_attribute("object_name_uids", default={}))
+
+
+def set_name_counts(counts: Mapping[str, int]) -> None:
+    """Lets Keras go on with the numbers that `name_counts` returned."""
+    counts = collections.defaultdict(int, counts)
+    global_state.set_global_attribute("object_name_uids", counts)
 
 
 def saves_legacy_format() -> bool:

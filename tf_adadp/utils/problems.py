@@ -11,7 +11,8 @@ class Problem:
         where: the part of the model, e.g. "Layer 'bn'".
         what: what is wrong with it; where and what are one sentence.
         fix: what to do instead.
-        severity: "error" where training refuses; "warning" where it goes on.
+        severity: "error" where training refuses; "warning" where it goes on; "change" where
+            `make_compatible` put something else.
     """
 
     where: str

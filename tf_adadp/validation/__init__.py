@@ -10,11 +10,13 @@ from tf_adadp.validation.arguments import (
     check_trainable_state,
     declared_law,
 )
+from tf_adadp.validation.compatible import compatibility_changes, make_compatible
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
 from tf_adadp.validation.mixing import warn_of_mixing
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.tokens import check_tokens
+from tf_adadp.validation.tuners import check_tuner
 
 __all__ = [
     "Report",
@@ -27,9 +29,12 @@ __all__ = [
     "check_overrides",
     "check_tokens",
     "check_trainable_state",
+    "check_tuner",
     "check_validation_data",
     "check_weights",
+    "compatibility_changes",
     "declared_law",
+    "make_compatible",
     "validate",
     "warn_of_mixing",
 ]

@@ -9,6 +9,7 @@ from tf_adadp.gradients.example_graph import ExampleGraph
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.base import Lots
+from tf_adadp.sampling.datasets import record_spec
 from tf_adadp.sampling.sources import as_source
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
@@ -38,7 +39,7 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
     """Lists everything in a model that private training refuses or changes, each with a fix.
 
         report = validate(model, "sparse_categorical_crossentropy", x, y)
-        print(report)                      # severity, where, problem, fix
+        print(report)                      # severity, where, what, fix
         report.raise_if_any()
 
     Errors are what `DPModel` refuses, found by the same rules, all of them at once. Warnings are
@@ -71,9 +72,10 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
     Args:
         model: a `keras.Model`, or a `DPModel`, whose compiled loss is then the default.
         loss: as for `compile`; None to leave losses out.
-        x, y: arrays or lots, as for `fit`; only their shapes and types are used. Without x the
-            model's own inputs tell the form, where they are known; without y the labels are taken
-            to be classes for sparse losses, and else of the form of the outputs.
+        x, y: arrays, a `tf.data.Dataset` or lots, as for `fit`; only their shapes and types are
+            used. Without x the model's own inputs tell the form, where they are known; without y
+            the labels are taken to be classes for sparse losses, and else of the form of the
+            outputs.
 
     Returns:
         A `Report`, a list of `Problem(where, what, fix, severity)`; `report.ok` where no severity
@@ -147,6 +149,8 @@ def _element_spec(model, x, y):
     """`(x, y, sample_weight)` of TensorSpecs [None, ...], or None; as `fit` finds it."""
     if isinstance(x, Lots):
         return x.element_spec
+    if isinstance(x, tf.data.Dataset):
+        return record_spec(x)
     if x is not None:
         return as_source(x, y).spec
     inputs = functional_inputs(model)

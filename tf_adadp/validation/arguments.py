@@ -86,20 +86,14 @@ def check_callbacks(
 
 def check_data_source(x: object) -> None:
     """Refuses data whose sampling law is unknown."""
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        raise TypeError(
-            "x is a tf.data.Dataset: how it samples its batches is unknown, so its privacy cannot "
-            "be accounted. Shuffling and batching is no Poisson sampling. Give arrays with "
-            "batch_size, or PoissonLots(source, expected_size=...) over a source with __len__ and "
-            "__getitem__ (tfds.data_source, for example)."
-        )
-    if isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+    if isinstance(x, tf.distribute.DistributedDataset) or hasattr(x, "__next__"):
         raise TypeError(
             f"x is a {type(x).__name__}: how it samples its batches is unknown, so its privacy "
-            "cannot be accounted. Give arrays, or PoissonLots(...) over a random-access source."
+            "cannot be accounted. Give arrays or a tf.data.Dataset with batch_size, or "
+            "PoissonLots(...) over a random-access source."
         )
     if x is None:
-        raise TypeError("x=None: give arrays with batch_size, or lots.")
+        raise TypeError("x=None: give arrays or a tf.data.Dataset with batch_size, or lots.")
 
 
 def label_problems(y: object) -> Iterator[Problem]:

@@ -49,13 +49,14 @@ def _problems_of(layer):
             where,
             "is a BatchNormalization in training mode: it mixes the examples of a batch and stores "
             "their raw statistics",
-            f"Use {_group_normalization(layer)} instead, or freeze it (trainable=False).",
+            "Use GroupNormalization in its place, as tf_adadp.make_compatible(model) does, or "
+            "freeze it (trainable=False).",
         )
     if isinstance(layer, keras.layers.RNN) and layer.stateful:
         yield Problem(
             where,
             "is stateful: it carries one example's state into the next",
-            "Use stateful=False.",
+            "Use stateful=False, as tf_adadp.make_compatible(model) does.",
         )
     if isinstance(layer, keras.layers.SpectralNormalization):
         yield Problem(
@@ -63,8 +64,8 @@ def _problems_of(layer):
             "is a SpectralNormalization: in training it normalises its kernel in place, which a "
             "private step drops, so that the trained model would use another kernel than its "
             "training",
-            f"Use the layer {layer.layer.name!r} by itself; a kernel_constraint acts on released "
-            "weights.",
+            f"Use the layer {layer.layer.name!r} by itself, as tf_adadp.make_compatible(model) "
+            "does; a kernel_constraint acts on released weights.",
         )
     if isinstance(layer, _LOOKUPS) and layer.num_oov_indices == 0 and not layer.invert:
         yield Problem(
@@ -81,21 +82,6 @@ def _problems_of(layer):
                 "of its data, and they would be saved with the model",
                 f"Pass public constants as {arguments}, or preprocess outside of the model.",
             )
-
-
-def _group_normalization(layer):
-    """The GroupNormalization that takes the place of a BatchNormalization, spelled out."""
-    mean = getattr(layer, "moving_mean", None)
-    channels = 1 if mean is None else mean.shape[0]
-    # Of vectors a group of one channel would be normalised to nothing.
-    groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 4), 1)
-    arguments = [f"groups={groups}"]
-    if layer.axis != -1:
-        arguments.append(f"axis={layer.axis}")
-    if layer.epsilon != 1e-3:  # the default of both
-        arguments.append(f"epsilon={layer.epsilon:g}")
-    arguments += [f"{name}=False" for name in ("center", "scale") if not getattr(layer, name)]
-    return f"keras.layers.GroupNormalization({', '.join(arguments)})"
 
 
 def override_problems(model: keras.Model) -> Iterator[Problem]:

@@ -6,14 +6,20 @@ from collections.abc import Iterable
 
 from tf_adadp.utils.problems import Problem
 
+_ORDER = ("error", "warning", "change")
 _WIDTHS = (8, 22, 40, 36)  # of the printed columns
+_NAMED = 3  # of layers with one problem in common
 
 
 class Report(list):
-    """Lists the problems of a model, errors first, and prints them as a table."""
+    """Lists the problems of a model, errors first, and prints them as a table.
+
+    The list has one `Problem` for each layer. In the table, layers with the same problem and fix
+    have one row in common.
+    """
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
-        super().__init__(sorted(problems, key=lambda p: p.severity != "error"))
+        super().__init__(sorted(problems, key=lambda p: _ORDER.index(p.severity)))
 
     @property
     def errors(self) -> list[Problem]:
@@ -23,7 +29,7 @@ class Report(list):
     @property
     def warnings(self) -> list[Problem]:
         """Lists what private training accepts, and does otherwise than one may expect."""
-        return [p for p in self if p.severity != "error"]
+        return [p for p in self if p.severity == "warning"]
 
     @property
     def ok(self) -> bool:
@@ -35,13 +41,21 @@ class Report(list):
         if self.errors:
             raise ValueError("\n".join(str(p) for p in self.errors))
 
+    def _rows(self):
+        """The cells of each row, in the order of the list."""
+        places = {}
+        for p in self:
+            # Only names of layers are put together.
+            alone = None if p.where.startswith("Layer ") else p.where
+            places.setdefault((p.severity, alone, p.what, p.fix), []).append(p.where)
+        for (severity, _, what, fix), wheres in places.items():
+            yield severity, _together(wheres), what, fix
+
     def __str__(self) -> str:
         if not self:
             return "no problems found"
-        rows = [("severity", "where", "problem", "fix")]
-        rows += [(p.severity, p.where, p.what, p.fix) for p in self]
         lines = []
-        for row in rows:
+        for row in (("severity", "where", "what", "fix"), *self._rows()):
             cells = [
                 textwrap.wrap(cell, width, break_on_hyphens=False)
                 for cell, width in zip(row, _WIDTHS, strict=True)
@@ -53,3 +67,12 @@ class Report(list):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _together(wheres):
+    """One name of several places: "52 layers: bn_1, bn_2, bn_3, …"."""
+    if len(wheres) == 1:
+        return wheres[0]
+    names = [where.removeprefix("Layer ").strip("'") for where in wheres[:_NAMED]]
+    more = [] if len(wheres) <= _NAMED else ["…"]
+    return f"{len(wheres)} layers: {', '.join(names + more)}"
