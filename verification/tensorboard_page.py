@@ -9,7 +9,7 @@ to be the same in both, pixel by pixel; the scalar `batch_epsilon` must not be, 
 not on. Writes `results/tensorboard_page.png`, without smoothing.
 
 Needs Chromium with its driver, and selenium: `apt-get install chromium chromium-driver`, `pip
-install selenium`.
+install ".[browser,examples]"`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ WINDOW, SECONDS = (1400, 720), 60
 _PARTS = ["image-card img", "scalar-card line-chart", "scalar-card scalar-card-data-table"]
 _OPTIONS = (
     "--headless",
-    "--no-sandbox",
+    "--no-sandbox",  # Chromium does not start as root with one; the page is this machine's own
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -48,12 +48,12 @@ _OPTIONS = (
 
 
 def missing():
-    """What has to be installed before a page can be opened; empty if nothing."""
+    """Lists what has to be installed before a page can be opened."""
     found = []
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         found.append("apt-get install chromium chromium-driver")
     if importlib.util.find_spec("selenium") is None:
-        found.append("pip install selenium")
+        found.append('pip install ".[browser]"')
     return found
 
 
@@ -130,14 +130,14 @@ def _settle(driver, wait):
 
 
 def pixels(png):
-    """The colours of a PNG, [height, width, 3] in 0..255."""
+    """Reads the colours of a PNG, [height, width, 3] in 0..255."""
     from matplotlib.image import imread
 
     return (imread(io.BytesIO(png))[..., :3] * 255).round().astype(int)
 
 
 def drawn(png, colour=CHART_COLOUR):
-    """How many pixels of a picture have about a colour."""
+    """Counts the pixels of a picture that have about a colour."""
     return int((np.abs(pixels(png) - colour).max(-1) < 60).sum())
 
 
