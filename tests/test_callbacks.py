@@ -137,10 +137,18 @@ def test_images_are_not_drawn_at_every_short_epoch(tmp_path):
 def test_without_matplotlib_training_goes_on_without_images(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     callback = dp.PrivacyCallback(DELTA, log_dir=tmp_path)
-    history = fit(private_model(), [callback], epochs=1, validation_data=data())
-    assert history["epsilon"] == [pytest.approx(after(4))]
-    assert "No image metrics_over_epsilon" in capsys.readouterr().out
+    monkeypatch.setattr(callbacks, "_SECONDS_BETWEEN_IMAGES", 0.0)
+    history = fit(private_model(), [callback], epochs=2, validation_data=data())
+    assert history["epsilon"] == pytest.approx([after(4), after(8)])
+    assert capsys.readouterr().out.count("No images for TensorBoard") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_values_that_are_no_single_number_have_no_place_in_the_image():
+    logs = {"val_accuracy": np.float32(0.5), "val_by_class": np.array([0.4, 0.6])}
+    (axes,) = metrics_over_epsilon([(1.0, logs)], DELTA).axes
+    assert axes.get_ylabel() == "accuracy"
+    assert metrics_over_epsilon([(1.0, {"val_by_class": np.zeros(2)})], DELTA) is None
 
 
 def test_infinite_epsilons_have_no_place_in_the_image():

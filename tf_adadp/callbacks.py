@@ -33,10 +33,12 @@ class PrivacyCallback(keras.callbacks.Callback):
     **TensorBoard.** `keras.callbacks.TensorBoard(folder, update_freq="batch")`, or a whole number,
     writes `batch_epsilon` at every execution of `steps_per_execution` steps, or every so many; by
     default it writes epochs alone. Beside it this callback draws two images, in a run named
-    "privacy": the curve δ(ε) at the end, and, also while training goes on, metrics over ε: what
-    (ε, accuracy) was reached. They are images on purpose. TensorBoard smooths scalars by averaging
-    each with those before it, which shows an ε below the one that was spent, and accuracies at an ε
-    at which they were not measured; and its charts have steps or time on the x axis, not ε.
+    "privacy": the curve δ(ε) at the end, and, also while training goes on, validation metrics and
+    metrics released with noise over ε. They are images on purpose. TensorBoard smooths scalars by
+    averaging each with those before it, which shows an ε below the one that was spent, and
+    accuracies at an ε at which they were not measured; and its charts have steps or time on the x
+    axis, not ε. Raw training metrics are never in the images; TensorBoard's own scalars have them
+    unless `compile` got log_raw_metrics=False.
 
     It reports; the ledger is charged by the train function, `steps_per_execution` steps before they
     run.
@@ -70,8 +72,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         same_data: True if a ledger of another name or number of records is to be continued all the
             same: a part of the same records, a table that grew.
         extra_deltas: further δ at which the logs of epochs have ε, as `epsilon_at_<δ>`.
-        log_dir: where the images go; by default the folder "privacy" in that of a `TensorBoard`
-            callback beside this one, and nowhere without one. Needs matplotlib.
+        log_dir: a folder for the images alone; by default "privacy" in that of a `TensorBoard`
+            callback beside this one, and none without one. Needs matplotlib.
 
     Raises:
         ValueError: at construction on arguments out of range; when training begins, on a budget
@@ -382,9 +384,10 @@ class _Images:
         self._points = []
         self._drawn_at = time.monotonic()
         self._writer = None
+        self._can_draw = True
 
     def add(self, logs, step):
-        """Takes the logs of an epoch, and draws metrics over ε if it is time to."""
+        """Adds the logs of an epoch, and draws metrics over ε if it is time to."""
         self._points.append((logs["epsilon"], dict(logs)))
         if time.monotonic() - self._drawn_at > _SECONDS_BETWEEN_IMAGES:
             self._draw_metrics(step)
@@ -402,10 +405,13 @@ class _Images:
         self._write("metrics_over_epsilon", step, draw)
 
     def _write(self, name, step, draw):
+        if not self._can_draw:
+            return
         try:
             figure = draw()
         except ImportError as error:
-            print_msg(f"No image {name}: {error}.")
+            self._can_draw = False
+            print_msg(f"No images for TensorBoard: {error}. pip install matplotlib")
             return
         if figure is None:
             return

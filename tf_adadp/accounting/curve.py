@@ -1,5 +1,5 @@
-"""Pictures of what was spent and what it bought: δ(ε), and metrics over ε. They need matplotlib,
-which is imported here only when a picture is drawn.
+"""Draws what was spent and what it bought: δ(ε), and metrics over ε. Needs matplotlib, which is
+imported only when a picture is drawn.
 """
 
 import math
@@ -60,8 +60,10 @@ def metrics_over_epsilon(
 ) -> "Figure | None":
     """Draws every metric over the ε that was spent when it was measured, a panel for each.
 
-    Lines are validation metrics (`val_*`) and metrics released with noise (`released_*`). Raw
-    training metrics, which no ε covers, are left out, and so are losses beside other metrics.
+    Lines are metrics released with noise (`released_*`), which ε covers, and validation metrics
+    (`val_*`), which are about other records that no ε here covers. Raw training metrics are left
+    out, and so are losses beside other metrics, and values that are no single number. A released
+    metric is its mean over an epoch, at the ε of the end.
 
     Args:
       points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
@@ -79,7 +81,7 @@ def metrics_over_epsilon(
     for epsilon, logs in points:
         for name, value in logs.items():
             for start, kind in _KINDS.items():
-                if name.startswith(start) and math.isfinite(epsilon):
+                if name.startswith(start) and math.isfinite(epsilon) and np.ndim(value) == 0:
                     of_metric = lines.setdefault(name.removeprefix(start), {})
                     of_metric.setdefault(kind, []).append((epsilon, float(value)))
     if not lines:
