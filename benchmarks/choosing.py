@@ -3,10 +3,9 @@
     python -m benchmarks.choosing
 
 The table is the RAND Health Insurance Experiment, which statsmodels ships (public domain; `pip
-install statsmodels`): 20,190 years of 5,912 people, of one to five years each. The task: did the
+install ".[studies]"`): 20,190 years of 5,912 people, of one to five years each. The task: did the
 person see a doctor at least twice in that year? A fifth of the people is held out for the test.
-Features are scaled by the ranges of the questionnaire, not by statistics of the table, which would
-be releases of their own.
+Features are scaled by fixed bounds, as on a private table means and ranges would be releases.
 
 Every cell is trained with the default ADADP under a budget, for the same number of steps, three
 seeds each. The base is ε = 1 at δ = 1e-5 for one record, lots of 512, 1,000 people; each panel
@@ -37,7 +36,9 @@ DELTAS = (1e-5, 1e-6, 1e-8)
 PERSONS = (300, 1000, 3000, 4730)  # the last are all but the test's
 RECORDS_PER_PERSON = (1, 3, 5)
 
-# Column: lowest and highest value that the experiment's design or questionnaire allows.
+# Column: lowest and highest value. Shares, indices, ages and years have those of the experiment's
+# design; the others are round numbers that we chose for this public table. On a private table they
+# have to come from elsewhere.
 RANGES = {
     "coins": (0, 100),  # share of the costs that the plan leaves to the family, %
     "idp": (0, 1),
@@ -62,7 +63,7 @@ RANGES = {
     "hlthf": (0, 1),
     "hlthp": (0, 1),
 }
-VISITS, PERSON_ID, UNKNOWN_EDUCATION = "mdvis", "zper", 12
+VISITS, PERSON_ID, UNKNOWN_EDUCATION = "mdvis", "zper", 12  # years: high school
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ PANELS = {
 
 
 def cells():
-    """All cells, each once."""
+    """Lists all cells, each once."""
     return list(dict.fromkeys(cell for _, panel in PANELS.values() for cell in panel))
 
 
@@ -116,7 +117,7 @@ def table_path():
     """Returns where statsmodels keeps the table, without importing it."""
     found = importlib.util.find_spec("statsmodels")
     if found is None:
-        sys.exit("The table is in the package statsmodels: pip install statsmodels")
+        sys.exit('The table is in the package statsmodels: pip install ".[studies]"')
     folder = pathlib.Path(found.submodule_search_locations[0])
     return folder / "datasets" / "randhie" / "src" / "randhie.csv"
 
@@ -140,7 +141,7 @@ def table():
 
 
 def split(persons):
-    """x, y and persons of so many people's records, x and y of the test's: no person is in both."""
+    """Splits the table by people: x, y and persons to train on, x and y of the test."""
     x, y, of, order = table()
     cut = len(order) // 5
     train, test = np.isin(of, order[cut : cut + persons]), np.isin(of, order[:cut])
@@ -148,7 +149,7 @@ def split(persons):
 
 
 def lots_of(cell, x, y, persons, seed):
-    """The lots of a cell. Seeds make the study repeatable, and private to nobody."""
+    """Makes the lots of a cell. Seeds make the study repeatable, and private to nobody."""
     import tf_adadp as dp
 
     if cell.unit == "record":
@@ -209,16 +210,16 @@ def train(cell, seed):
 
 
 def membership_accuracy(epsilon, delta=0.0):
-    """The most that any test can score at "was this record in the table?", of two equal chances.
+    """Bounds how often any test is right at "was this record trained on?", of two equal chances.
 
     (e^ε + δ)/(1 + e^ε): the corner of the trade-off region of (ε, δ) where both errors are alike
-    (Kairouz, Oh and Viswanath 2015, "The Composition Theorem for Differential Privacy", (4)).
+    (after Kairouz, Oh and Viswanath 2015, "The Composition Theorem for Differential Privacy").
     """
     return (np.exp(epsilon) + delta) / (1 + np.exp(epsilon))
 
 
 def exact_membership_accuracy(row):
-    """The same for the very steps of a row, whatever ε is quoted: (1 + δ(0))/2.
+    """Bounds the same for the very steps of a row, whatever ε is quoted: (1 + δ(0))/2.
 
     δ at ε = 0 is the total variation distance between the two distributions of releases, and the
     best test of equal chances is right with (1 + TV)/2. By privacy loss distributions.
@@ -232,13 +233,13 @@ def exact_membership_accuracy(row):
 
 
 def of_cell(rows, cell):
-    """The rows of a cell, over seeds."""
+    """Finds the rows of a cell, over seeds."""
     wanted = dataclasses.asdict(cell)
     return [row for row in rows if all(row[name] == wanted[name] for name in wanted)]
 
 
 def accuracy(rows):
-    """Mean and standard deviation of accuracy over rows, in percent; None without rows."""
+    """Returns mean and standard deviation of accuracy, in percent; None without rows."""
     values = [100 * row["accuracy"] for row in rows]
     if not values:
         return None
@@ -246,7 +247,7 @@ def accuracy(rows):
 
 
 def report(rows):
-    """Markdown: a table per panel that has rows."""
+    """Writes Markdown: a table per panel that has rows."""
     parts = []
     for title, (field, panel) in PANELS.items():
         lines = []
@@ -273,7 +274,7 @@ def report(rows):
 
 
 def plot(rows, path):
-    """Four panels: accuracy against ε, lots and people, and what a membership test can reach."""
+    """Draws accuracy against ε, lots and people, and what a membership test can reach."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 7), layout="constrained")
@@ -312,7 +313,7 @@ def plot(rows, path):
         membership.plot(*zip(*found, strict=True), "o-", label="the steps of this training")
     membership.legend(fontsize=8, loc="lower right")
     membership.set(
-        xlabel="ε", ylabel="right answers, at most, %", title="“was this record in the table?”"
+        xlabel="ε", ylabel="right answers, at most, %", title="“was this record trained on?”"
     )
     membership.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
