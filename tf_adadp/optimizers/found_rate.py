@@ -18,12 +18,13 @@ class FoundRate(DPOptimizer):
     mean of w·ℓ/C, released beside g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
 
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
-        m = min(1, h̃_0² / (2·mean_{k≤t} P_k·h̃_k)),   0.01 at least
+        m = min(1, min((t + 1)/10, 1)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)),   0.01 at least
 
     with h̃_k pulled into [0, 1], and h̃_0 no lower than the std of its noise.
     w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
     the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
-    holds it at a half (averaged over the steps so far, those weighted most that see a high loss).
+    holds it at a half (averaged over the steps so far, those weighted most that see a high loss),
+    and at less in the first ten steps: P may grow 20-fold in four of them, before the mean follows.
     And with d = θ_t − θ_{t−1} the last step:
 
         S_l = ⟨g̃_t, d⟩_l,   G_l = Σ_l (g̃_{t−1}² − s²)·|d/g̃_{t−1}|,   n_l = 2·√Σ_l (s·d)²
@@ -59,6 +60,7 @@ class FoundRate(DPOptimizer):
     """
 
     _promise = 0.5
+    _cautious_steps = 10
     _least = 0.01  # m
     _lowest = 0.3  # f
     _growth = 0.1  # of ln f, most in a step, where the last step was all signal
@@ -133,7 +135,8 @@ class FoundRate(DPOptimizer):
         counted = promise * tf.clip_by_value(loss, 0.0, 1.0)
         total += tf.where(tf.math.is_finite(counted), counted, 0.0)
         self._promises.assign(tf.stack([first, total, steps + 1.0]))
-        allowed = self._promise * tf.square(first) * (steps + 1.0)
+        caution = tf.minimum((steps + 1.0) / self._cautious_steps, 1.0)
+        allowed = self._promise * caution * tf.square(first) * (steps + 1.0)
         return tf.maximum(tf.where(total > allowed, allowed / total, 1.0), self._least)
 
     def _last_step(self, released, stddevs):
