@@ -83,6 +83,7 @@ def test_a_cell_keeps_its_budget_by_the_law_of_its_unit(small, unit, k, sensitiv
     units = len(x) if unit == "record" else 40
     q = 20 / (k or 1) / units
     sigma = row["noise_multiplier"] / sensitivity
+    # The loss that ADADP releases beside the gradient has its share of σ*, so it costs no more.
     charged = dp.accounting.epsilon(sigma, q, 50, 1e-4)
     assert charged == pytest.approx(row["charged_epsilon"], rel=1e-3)  # σ* is rounded in the row
 
