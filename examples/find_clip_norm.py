@@ -14,10 +14,9 @@ import math
 import sys
 
 import datasets
-import keras
 from absl import app, flags
 
-import tf_adadp as dp
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 _CLIP_NORMS = flags.DEFINE_list(
     "clip_norms", ["0.03", "0.1", "0.3", "1", "3", "10"], "Clip norms C to choose from; public."
@@ -50,6 +49,8 @@ def build_optimizer(clip_norm, noise_multiplier):
 
 def find():
     """Searches as the flags say, and returns the summary."""
+    import keras  # here, so that --help does not wait for it
+
     data = datasets.load("digits")
     num_examples, delta = len(data.x_train), _TARGET_DELTA.value
     if _LOT_SIZE.value > num_examples:

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import gc
+import sys
 
 import keras
 import numpy as np
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import ROWS, data, private_model
+from tf_adadp import callbacks
 from tf_adadp.accounting.composing import compose
+from tf_adadp.accounting.curve import metrics_over_epsilon
 from tf_adadp.accounting.files.ledger_file import LedgerFile
 
 DELTA = 1e-3
@@ -57,22 +60,115 @@ def test_epsilon_reaches_callbacks_that_stand_before_it(tmp_path):
     with open(tmp_path / "log.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["epsilon"]) for row in rows] == pytest.approx([after(4), after(8)])
+    scalars, images = written(tmp_path / "board")
+    assert scalars["epoch_epsilon"] == pytest.approx({0: after(4), 1: after(8)}, rel=1e-6)
+    expected = {step: after(step) for step in range(1, 9)}
+    assert scalars["batch_epsilon"] == pytest.approx(expected, rel=1e-6)
+    (image,) = images  # no metric that ε covers, nor of other records
+    assert image[:2] == ("privacy/privacy", 8)
+    assert picture(image)[..., :3].std() > 5  # it is not blank
+
+
+def written(board):
+    """The scalars in a folder of TensorBoard's, {tag: {step: value}}, and the images."""
     scalars, images = {}, []
-    for path in (tmp_path / "board").rglob("events*"):
+    for path in sorted(board.rglob("events*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "images":
-                    images.append(value)
+                    name = f"{path.parent.relative_to(board)}/{value.tag}"
+                    images.append((name, event.step, tf.make_ndarray(value.tensor)))
                 else:
-                    scalars.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
-    assert scalars["epoch_epsilon"] == pytest.approx([after(4), after(8)], rel=1e-6)
-    assert scalars["batch_epsilon"] == pytest.approx([after(s) for s in range(1, 9)], rel=1e-6)
-    (image,) = images
-    width, height, png = tf.make_ndarray(image.tensor)
-    picture = tf.io.decode_png(png).numpy()
-    assert image.tag == "privacy"
-    assert (int(height), int(width)) == picture.shape[:2]
-    assert picture[..., :3].std() > 5  # it is not blank
+                    found = float(tf.make_ndarray(value.tensor))
+                    scalars.setdefault(value.tag, {})[event.step] = found
+    return scalars, images
+
+
+def picture(image):
+    """The pixels of an image that `written` found."""
+    width, height, png = image[2]
+    pixels = tf.io.decode_png(png).numpy()
+    assert (int(height), int(width)) == pixels.shape[:2]
+    return pixels
+
+
+def test_tensorboard_has_epsilon_at_each_of_its_writes(tmp_path):
+    """By executions of two steps, every third of them."""
+    board = keras.callbacks.TensorBoard(tmp_path, update_freq=3, write_graph=False)
+    fit(private_model(steps_per_execution=2), [board, dp.PrivacyCallback(DELTA)], epochs=3)
+    scalars, _ = written(tmp_path)
+    assert scalars["batch_epsilon"] == pytest.approx({3: after(6), 6: after(12)}, rel=1e-6)
+
+
+def test_the_image_of_accuracy_over_epsilon_has_what_was_measured(tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(points, *priced_by):
+        figure = metrics_over_epsilon(points, *priced_by)
+        drawn.append([{line.get_label(): line for line in a.get_lines()} for a in figure.axes])
+        return figure
+
+    monkeypatch.setattr(callbacks, "metrics_over_epsilon", draw)
+    monkeypatch.setattr(callbacks, "_SECONDS_BETWEEN_IMAGES", 0.0)
+    board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    history = fit(
+        private_model(metrics=["accuracy"]), [board, dp.PrivacyCallback(DELTA)],
+        validation_data=data(),
+    )  # fmt: skip
+    _, images = written(tmp_path)
+    over = [image for image in images if image[0] == "privacy/metrics_over_epsilon"]
+    assert [step for _, step, _ in over] == [4, 8, 12, 12]  # after each epoch, and at the end
+    assert [name for name, _, _ in images].count("privacy/privacy") == 1
+    (lines,) = drawn[-1]
+    assert set(lines) == {"validation"}  # no raw training metric
+    at, value = lines["validation"].get_data()
+    assert list(at) == history["epsilon"]
+    assert list(value) == history["val_accuracy"]
+    blue = (np.abs(picture(over[-1])[..., :3].astype(int) - (31, 119, 180)).max(-1) < 8).sum()
+    assert blue > 100
+
+
+def test_images_are_not_drawn_at_every_short_epoch(tmp_path):
+    board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    fit(private_model(), [board, dp.PrivacyCallback(DELTA)], epochs=2, validation_data=data())
+    assert [step for _, step, _ in written(tmp_path)[1]] == [8, 8]
+
+
+def test_without_matplotlib_training_goes_on_without_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    callback = dp.PrivacyCallback(DELTA, log_dir=tmp_path)
+    monkeypatch.setattr(callbacks, "_SECONDS_BETWEEN_IMAGES", 0.0)
+    history = fit(private_model(), [callback], epochs=2, validation_data=data())
+    assert history["epsilon"] == pytest.approx([after(4), after(8)])
+    assert capsys.readouterr().out.count("No images for TensorBoard") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_that_are_no_single_number_have_no_place_in_the_image():
+    logs = {"val_accuracy": np.float32(0.5), "val_by_class": np.array([0.4, 0.6])}
+    (axes,) = metrics_over_epsilon([(1.0, logs)], DELTA).axes
+    assert axes.get_ylabel() == "accuracy"
+    assert metrics_over_epsilon([(1.0, {"val_by_class": np.zeros(2)})], DELTA) is None
+
+
+def test_infinite_epsilons_have_no_place_in_the_image():
+    logs = {"val_accuracy": 0.5, "accuracy": 0.9, "epsilon": 1.0}
+    assert metrics_over_epsilon([(np.inf, logs)], DELTA) is None
+    assert metrics_over_epsilon([(1.0, {"accuracy": 0.9})], DELTA) is None
+    (axes,) = metrics_over_epsilon([(1.0, logs), (np.inf, logs)], DELTA).axes
+    (line,) = axes.get_lines()
+    assert line.get_xydata().tolist() == [[1.0, 0.5]]
+
+
+def test_the_image_has_a_panel_for_each_metric_and_losses_where_they_are_all():
+    many = {f"{kind}_m{i}": 0.1 * i for i in range(4) for kind in ("val", "released")}
+    figure = metrics_over_epsilon([(1.0, {"val_loss": 2.0, **many})], DELTA)
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_ylabel() for axes in shown] == ["m0", "m1", "m2", "m3"]
+    labels = [line.get_label() for line in shown[0].get_lines()]
+    assert labels == ["training, released", "validation"]
+    (axes,) = metrics_over_epsilon([(1.0, {"val_loss": 2.0})], DELTA).axes
+    assert axes.get_ylabel() == "loss"
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.accounting.curve import metrics_over_epsilon, privacy_curve
 from tf_adadp.accounting.files.ledger_file import LedgerFile
 from tf_adadp.distribution.workers import worker_number
 from tf_adadp.utils.checks import check_bool, check_integer
 from tf_adadp.utils.keras_compat import print_msg
+
+_SECONDS_BETWEEN_IMAGES = 10.0  # drawing takes some 0.2 s
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -24,7 +28,17 @@ class PrivacyCallback(keras.callbacks.Callback):
     Puts `epsilon` into the logs of every epoch and of every step, before any other callback reads
     them (`DPModel.fit` moves this one to the front), so that History, the progress bar, CSVLogger
     and TensorBoard show it. With the "pld" accountant, whose ε takes a fraction of a second, only
-    epochs have it. Where TensorBoard writes, it gets an image of the curve δ(ε) when training ends.
+    epochs have it.
+
+    **TensorBoard.** `keras.callbacks.TensorBoard(folder, update_freq="batch")`, or a whole number,
+    writes `batch_epsilon` at every execution of `steps_per_execution` steps, or every so many; by
+    default it writes epochs alone. Beside it this callback draws two images, in a run named
+    "privacy": the curve δ(ε) at the end, and, also while training goes on, validation metrics and
+    metrics released with noise over ε. They are images on purpose. TensorBoard smooths scalars by
+    averaging each with those before it, which shows an ε below the one that was spent, and
+    accuracies at an ε at which they were not measured; and its charts have steps or time on the x
+    axis, not ε. Raw training metrics are never in the images; TensorBoard's own scalars have them
+    unless `compile` got log_raw_metrics=False.
 
     It reports; the ledger is charged by the train function, `steps_per_execution` steps before they
     run.
@@ -58,8 +72,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         same_data: True if a ledger of another name or number of records is to be continued all the
             same: a part of the same records, a table that grew.
         extra_deltas: further δ at which the logs of epochs have ε, as `epsilon_at_<δ>`.
-        log_dir: where the image goes; by default the folder of a `TensorBoard` callback beside this
-            one, and none where there is none. Needs matplotlib.
+        log_dir: a folder for the images alone; by default "privacy" in that of a `TensorBoard`
+            callback beside this one, and none without one. Needs matplotlib.
 
     Raises:
         ValueError: at construction on arguments out of range; when training begins, on a budget
@@ -107,6 +121,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._seen_steps = 0  # of the ledger, when the budget was counted
         self._written_steps = 0  # of the ledger, up to which the file is written
         self._writes = False  # whether this run began to write the file
+        self._images = None
         self._planned = None  # steps of this run
         self._done = 0
         self._stopped = False
@@ -129,6 +144,11 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         self._budget, self._planned, self._done, self._stopped = None, None, 0, False
         self._running, self._writes = True, False
+        log_dir = self.log_dir
+        for callback in self.model.session.callbacks:
+            if log_dir is None and isinstance(callback, keras.callbacks.TensorBoard):
+                log_dir = pathlib.Path(callback.log_dir) / "privacy"
+        self._images = log_dir and _Images(log_dir, self.target_delta, self.accountant)
         # On several hosts the file, like all that is restored, is the first one's.
         if self.ledger_path is not None and worker_number(self.model.distribute_strategy) == 0:
             self._file = LedgerFile(self.ledger_path)
@@ -276,14 +296,16 @@ class PrivacyCallback(keras.callbacks.Callback):
                 self._stopped = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Puts ε at every δ into the logs."""
+        """Puts ε at every δ into the logs, and what they have into the image of metrics over ε."""
         if logs is not None:
             logs["epsilon"] = self.epsilon()
             for delta in self.extra_deltas:
                 logs[f"epsilon_at_{delta:g}"] = self.model.epsilon(delta, self.accountant)
+            if self._images:
+                self._images.add(logs, self.model.ledger.steps)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Prints where a budget ended training, and gives TensorBoard the curve δ(ε)."""
+        """Prints where a budget ended training, and gives TensorBoard the last images."""
         if self._stopped and self.params.get("verbose"):
             print_msg(
                 f"PrivacyCallback: training ended after {self._done} steps at ε = "
@@ -291,12 +313,9 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
         if self not in self.model.session.callbacks:  # else `fit` does, after the other callbacks
             self.finish(None)
-        log_dir = self.log_dir
-        for callback in self.model.session.callbacks:
-            if log_dir is None and isinstance(callback, keras.callbacks.TensorBoard):
-                log_dir = pathlib.Path(callback.log_dir) / "train"
-        if log_dir is not None:
-            _write_curve(self.model.ledger, self.target_delta, self.accountant, log_dir)
+        if self._images:
+            self._images.close(self.model.ledger)
+            self._images = None
 
     def finish(self, error: BaseException | None) -> None:
         """Records how the run ended, and writes the exact ledger into its file; once per run.
@@ -353,17 +372,54 @@ class PrivacyCallback(keras.callbacks.Callback):
         return cls(**config)
 
 
-def _write_curve(ledger, delta, accountant, log_dir):
-    """Writes an image of δ(ε) for TensorBoard, under the name "privacy"."""
-    from tf_adadp.accounting.curve import privacy_curve  # draws with matplotlib
+class _Images:
+    """Writes the images of one run for TensorBoard.
 
-    try:
-        figure = privacy_curve(ledger, delta, accountant)
-    except ImportError as error:
-        print_msg(f"No image of the privacy curve: {error}.")
-        return
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=100)
-    with tf.summary.create_file_writer(str(log_dir)).as_default():
-        image = tf.io.decode_png(png.getvalue(), channels=4)
-        tf.summary.image("privacy", image[tf.newaxis], step=ledger.steps)
+    Into a folder of their own: TensorBoard reads the newest file of a folder, and would take no
+    more from the one that Keras writes.
+    """
+
+    def __init__(self, log_dir, delta, accountant):
+        self._folder, self._priced_by = str(log_dir), (delta, accountant)
+        self._points = []
+        self._drawn_at = time.monotonic()
+        self._writer = None
+        self._can_draw = True
+
+    def add(self, logs, step):
+        """Adds the logs of an epoch, and draws metrics over ε if it is time to."""
+        self._points.append((logs["epsilon"], dict(logs)))
+        if time.monotonic() - self._drawn_at > _SECONDS_BETWEEN_IMAGES:
+            self._draw_metrics(step)
+            self._drawn_at = time.monotonic()
+
+    def close(self, ledger):
+        """Draws metrics over ε, and δ(ε), for the last time."""
+        self._draw_metrics(ledger.steps)
+        self._write("privacy", ledger.steps, lambda: privacy_curve(ledger, *self._priced_by))
+        if self._writer is not None:
+            self._writer.close()
+
+    def _draw_metrics(self, step):
+        draw = lambda: metrics_over_epsilon(self._points, *self._priced_by)  # noqa: E731
+        self._write("metrics_over_epsilon", step, draw)
+
+    def _write(self, name, step, draw):
+        if not self._can_draw:
+            return
+        try:
+            figure = draw()
+        except ImportError as error:
+            self._can_draw = False
+            print_msg(f"No images for TensorBoard: {error}. pip install matplotlib")
+            return
+        if figure is None:
+            return
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._folder)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=100)
+        with self._writer.as_default():
+            image = tf.io.decode_png(png.getvalue(), channels=4)
+            tf.summary.image(name, image[tf.newaxis], step=step)
+        self._writer.flush()

@@ -15,9 +15,8 @@ the trapezoidal rule converges exponentially.
 
 import experiment
 import numpy as np
-from scipy.stats import norm
 
-from tf_adadp import clipping
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 VECTOR, BOUNDS = (10.0, 5.0), (12.0, 6.0)
 PRINTED = {(17.0, 8.5): 0.52, (13.5, 13.5): 0.36, (12.4, 24.8): 0.28}
@@ -25,6 +24,8 @@ PRINTED = {(17.0, 8.5): 0.52, (13.5, 13.5): 0.36, (12.4, 24.8): 0.28}
 
 def expected_cosine(stddevs, vector=VECTOR, points=4096):
     """E cos∠(f + N(0, diag(s²)), f) for vectors of two coordinates, by quadrature."""
+    from scipy.stats import norm
+
     mean, variances = np.asarray(vector), np.square(stddevs)
     angles = 2 * np.pi * np.arange(points) / points
     u = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
@@ -43,7 +44,7 @@ def sampled_cosine(stddevs, rng, draws, vector=VECTOR):
 
 def box_stddevs(allocation):
     """The noise that `tf_adadp.clipping.Box` gives the bounds of the example at σ* = 1."""
-    box = clipping.Box([np.array(BOUNDS)], allocation)
+    box = dp.clipping.Box([np.array(BOUNDS)], allocation)
     return box.noise_stddev(1.0, 1)[0].numpy().astype(float)
 
 

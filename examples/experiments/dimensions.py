@@ -13,11 +13,9 @@ of one record; here lots have 20 of 500 records, whose sampling is Poisson.
 """
 
 import experiment
-import keras
 import numpy as np
-import tensorflow as tf
 
-import tf_adadp as dp
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 RECORDS, LOT, RATE = 500, 20, 0.1
 
@@ -43,6 +41,9 @@ def records(d):
 
 def errors(method, d, noise_multiplier, steps, runs, seed):
     """‖θ − mean‖² after training, one per run."""
+    import keras
+    import tensorflow as tf
+
     x = tf.constant(records(d))
     theta = keras.Variable(np.zeros(d, np.float32), name="theta")
     optimizer = METHODS[method](noise_multiplier=noise_multiplier, seed=seed)

@@ -27,10 +27,9 @@ at the clip scale that is best for it at that σ*. D*(1/(2σ*²)) lies below all
 
 import experiment
 import numpy as np
-import tensorflow as tf
 from scipy.optimize import brentq
 
-from tf_adadp import accounting, clipping
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 SCALES = np.geomspace(0.01, 8, 25)  # of clipping sets normalised to E‖v/b‖² = 1
 
@@ -100,7 +99,7 @@ def shapes(variances):
 
 def clipping_sets(variances, scale):
     """Every sound set at one clip scale, by name."""
-    sets = {n: clipping.Ellipsoid([scale * b]) for n, b in shapes(variances).items()}
+    sets = {n: dp.clipping.Ellipsoid([scale * b]) for n, b in shapes(variances).items()}
     bounds = scale * np.sqrt(variances)
     ones = np.ones_like(bounds)
     for name, allocation in (
@@ -108,12 +107,14 @@ def clipping_sets(variances, scale):
         ("box, least squares", "least_squares"),
         ("box, DPOPT's, w = 1", [ones]),
     ):
-        sets[name] = clipping.Box([bounds], allocation)
+        sets[name] = dp.clipping.Box([bounds], allocation)
     return sets
 
 
 def released_distortion(variances, sigmas, rng, draws, scales=SCALES):
     """E‖clip(g) + noise − g‖² per set and σ*, at the best of the clip scales."""
+    import tensorflow as tf
+
     g = rng.standard_normal((draws, len(variances))) * np.sqrt(variances)
     rows, found = tf.constant(g, tf.float32), {}
     for scale in scales:
@@ -144,7 +145,7 @@ def main(seed=0, out="figures/distortion_rate.png", size=64, draws=1000, delta=1
     released = released_distortion(variances, np.concatenate([sigmas, marked]), rng, draws)
     least = [water_filling(variances, 1 / (2 * s**2)).sum() for s in sigmas]
     rows = [
-        ["ε (RDP)", *(accounting.epsilon(s, 1.0, 1, delta) for s in marked)],
+        ["ε (RDP)", *(dp.accounting.epsilon(s, 1.0, 1, delta) for s in marked)],
         ["R = 1/(2σ*²)", *(1 / (2 * marked**2))],
         ["Theorem 3, D*(R)", *(water_filling(variances, 1 / (2 * s**2)).sum() for s in marked)],
         *([name, *values[len(sigmas) :]] for name, values in released.items()),

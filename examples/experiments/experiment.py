@@ -1,11 +1,14 @@
-"""What the experiments share: flags made of main's arguments, a table on stdout, a figure file."""
+"""Serves the experiments: flags made of main's arguments, a table on stdout, a figure file.
+
+The experiments import TensorFlow, and what else takes long to load, where they use it, so that
+--help does not wait for it.
+"""
 
 import inspect
 import pathlib
 import sys
 
 from absl import app, flags
-from matplotlib.figure import Figure
 
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 
@@ -42,6 +45,8 @@ def print_table(header, rows):
 
 def new_figure(columns=1, rows=1):
     """A figure and the flat list of its panels; no display is needed."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 

@@ -24,9 +24,8 @@ each meeting sup Σ v_i²/s_i² = 1/σ*² with equality: LESS noise on important
 
 import experiment
 import numpy as np
-import tensorflow as tf
 
-from tf_adadp import accounting, clipping
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 SIZE = 71_010  # weights of ADADP's MNIST model
 
@@ -45,7 +44,7 @@ def worst_in_ball(stddevs, radius=1.0):
 
 def box(weights, bounds):
     """The box form as `tf_adadp.clipping.Box` has it: the set, and its corner, the worst v."""
-    return clipping.Box([bounds], [weights]), bounds
+    return dp.clipping.Box([bounds], [weights]), bounds
 
 
 def ellipsoid_scales(weights, moments):
@@ -59,11 +58,13 @@ def ellipsoid(weights, moments):
     scales = ellipsoid_scales(weights, moments)
     tip = np.zeros_like(scales)
     tip[0] = scales[0]
-    return clipping.Ellipsoid([scales]), tip
+    return dp.clipping.Ellipsoid([scales]), tip
 
 
 def evaluate(weights, noise_multiplier, seed=0):
     """Rows (form, constraint/claim, the σ* it really has, Σ|w_i|·s_i of the form if it holds)."""
+    import tensorflow as tf
+
     size, sigma = len(weights), noise_multiplier
     moments = np.full(size, 1 / size)  # mean square gradients with E‖g‖² = 1
     printed = printed_stddevs(weights, sigma)
@@ -95,7 +96,7 @@ def main(
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal(size)
     rows = [
-        [name, excess, sigma, accounting.epsilon(sigma, 1.0, 1, delta), cost / size]
+        [name, excess, sigma, dp.accounting.epsilon(sigma, 1.0, 1, delta), cost / size]
         for name, excess, sigma, cost in evaluate(weights, noise_multiplier)
     ]
     print(f"m = {size}, w ~ N(0, 1), claimed σ* = {noise_multiplier:g}, one release")

@@ -15,13 +15,9 @@ comparison alone. Nothing of it goes into training.
 """
 
 import experiment
-import keras
 import numpy as np
-import tensorflow as tf
-from scipy.stats import spearmanr
-from sklearn.datasets import load_digits
 
-import tf_adadp as dp
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 PRIORS = {"sound": {}, "printed": {"prior": "raw", "clipping": "local"}}
 
@@ -34,6 +30,8 @@ def _flat(tensors, variables):
 
 def build(kind, noise_multiplier, hidden, seed):
     """A private model of digits with that prior."""
+    import keras
+
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
@@ -56,6 +54,9 @@ def build(kind, noise_multiplier, hidden, seed):
 
 def look(model, x, y):
     """σ_i, √E'_i and |g_i| of the next step, and the accuracy on all of x; g is RAW."""
+    import keras
+    import tensorflow as tf
+
     optimizer, variables = model.optimizer, model.trainable_variables
     stddevs = optimizer.clipping_set().noise_stddev(optimizer.noise_multiplier, len(variables))
     if optimizer.prior == "raw":
@@ -77,6 +78,8 @@ def look(model, x, y):
 
 def train(kind, steps, noise_multiplier, lot_size, hidden, seed):
     """{step: what `look` returns} at the given, rising step numbers."""
+    from sklearn.datasets import load_digits
+
     x, y = load_digits(return_X_y=True)
     x, y = (x / 16).astype(np.float32), y.astype(np.int32)
     lots = dp.PoissonLots(x, y, expected_size=lot_size, seed=seed)
@@ -89,6 +92,8 @@ def train(kind, steps, noise_multiplier, lot_size, hidden, seed):
 
 def rank_correlation(values, others):
     """Spearman's, over coordinates whose gradient is not 0 for every image (border pixels)."""
+    from scipy.stats import spearmanr
+
     live = others > 0
     return float(spearmanr(values[live], others[live]).statistic)
 

@@ -23,11 +23,9 @@ RMSprop's step is about η long whatever the noise is, DP-SGD's deviates by ησ
 import math
 
 import experiment
-import keras
 import numpy as np
-import tensorflow as tf
 
-import tf_adadp as dp
+import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 # Function of two numbers, and where paths start.
 FUNCTIONS = {
@@ -46,13 +44,13 @@ FUNCTIONS = {
     ),
 }
 RATES = {"SGD": 0.02, "RMSprop": 0.02}
-METHODS = {  # name: (which plain optimizer it is the private form of, class, arguments)
-    "DPSGD": ("SGD", dp.DPSGD, {}),
-    "ADAL": ("RMSprop", dp.ADAL, {}),
-    "ADADP": ("RMSprop", dp.ADADP, {"prior_decay": 0.9}),
+METHODS = {  # name: (which plain optimizer it is the private form of, its own, arguments)
+    "DPSGD": ("SGD", "DPSGD", {}),
+    "ADAL": ("RMSprop", "ADAL", {}),
+    "ADADP": ("RMSprop", "ADADP", {"prior_decay": 0.9}),
     "ADADP, printed": (
         "RMSprop",
-        dp.ADADP,
+        "ADADP",
         {"prior": "raw", "clipping": "local", "local_clip_factor": 1.5},
     ),
 }
@@ -60,14 +58,16 @@ METHODS = {  # name: (which plain optimizer it is the private form of, class, ar
 
 def plain_optimizer(name):
     """Keras's own, with γ = 0.1."""
-    kind = keras.optimizers.SGD if name == "SGD" else keras.optimizers.RMSprop
-    return kind(RATES[name], **({"rho": 0.9} if name == "RMSprop" else {}))
+    import keras
+
+    arguments = {"rho": 0.9} if name == "RMSprop" else {}
+    return getattr(keras.optimizers, name)(RATES[name], **arguments)
 
 
 def private_optimizer(name, noise_multiplier, l2_norm_clip, seed):
     """The private optimizer of that row; σ* = 0 makes its path without noise."""
-    plain, kind, arguments = METHODS[name]
-    return kind(
+    plain, private, arguments = METHODS[name]
+    return getattr(dp, private)(
         RATES[plain],
         noise_multiplier=noise_multiplier,
         allow_no_noise=noise_multiplier == 0,
@@ -81,6 +81,9 @@ class Walker:
     """Descends the test functions with one optimizer; one graph serves all functions and starts."""
 
     def __init__(self, optimizer, steps):
+        import keras
+        import tensorflow as tf
+
         self._optimizer = optimizer
         self._point = [keras.Variable(0.0, name=name) for name in ("x", "y")]
         optimizer.build(self._point)
@@ -89,6 +92,8 @@ class Walker:
         self._path = tf.function(lambda index: self._descend(index, steps))
 
     def _step(self, index):
+        import tensorflow as tf
+
         point = [v.value for v in self._point]
         with tf.GradientTape() as tape:
             tape.watch(point)
@@ -103,6 +108,8 @@ class Walker:
         self._optimizer.apply_private(sums, 1)
 
     def _descend(self, index, steps):
+        import tensorflow as tf
+
         path = tf.TensorArray(tf.float32, steps)
         for i in tf.range(steps):
             self._step(index)
@@ -111,6 +118,8 @@ class Walker:
 
     def path(self, function):
         """The points [steps, 2] after each step, from a fresh state."""
+        import tensorflow as tf
+
         for variable, value in self._state:
             variable.assign(value)
         for variable, value in zip(self._point, FUNCTIONS[function][1], strict=True):

@@ -76,8 +76,12 @@ def test_demo_as_a_script_trains_well_and_reports_it(tmp_path):
     assert pathlib.Path(summary["figure"]) == tmp_path / "accuracy_epsilon.png"
     assert min(_colours(summary["figure"])) > 500
     scalars = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
-    logged = scalars.Reload().Tensors("epoch_epsilon")[-1].tensor_proto
-    assert float(make_ndarray(logged)) == pytest.approx(summary["epsilon"], rel=1e-5)
+    logged = scalars.Reload().Tensors("batch_epsilon")
+    assert [event.step for event in logged] == list(range(1, summary["steps"] + 1))
+    last = float(make_ndarray(logged[-1].tensor_proto))
+    assert last == pytest.approx(summary["epsilon"], rel=1e-5)
+    images = EventAccumulator(str(tmp_path / "privacy")).Reload().Tags()["tensors"]
+    assert set(images) == {"metrics_over_epsilon", "privacy"}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The privacy curve δ(ε) of a ledger, as a picture. Needs matplotlib, which is imported here only
-when a picture is drawn.
+"""Draws what was spent and what it bought: δ(ε), and metrics over ε. Needs matplotlib, which is
+imported only when a picture is drawn.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POINTS, _SLOW_POINTS = 80, 25
+# Metrics that ε covers, or that come from other records, by the beginnings of their names in logs.
+_KINDS = {"released_": "training, released", "val_": "validation"}
 
 
 def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") -> "Figure":
@@ -49,4 +52,53 @@ def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") 
     axes.set_ylabel("δ")
     kind = " (odometer reading)" if ledger.odometer_reasons else ""
     axes.set_title(f"{ledger.steps} releases, accountant {accountant}{kind}", fontsize="medium")
+    return figure
+
+
+def metrics_over_epsilon(
+    points: Sequence[tuple[float, dict]], delta: float, accountant: str = "rdp"
+) -> "Figure | None":
+    """Draws every metric over the ε that was spent when it was measured, a panel for each.
+
+    Lines are metrics released with noise (`released_*`), which ε covers, and validation metrics
+    (`val_*`), which are about other records that no ε here covers. Raw training metrics are left
+    out, and so are losses beside other metrics, and values that are no single number. A released
+    metric is its mean over an epoch, at the ε of the end.
+
+    Args:
+      points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
+      delta, accountant: what ε was computed with, for the label.
+
+    Returns:
+      A `matplotlib.figure.Figure`, or None where the logs have none of these metrics.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    lines = {}  # {metric: {kind: [(ε, value)]}}
+    for epsilon, logs in points:
+        for name, value in logs.items():
+            for start, kind in _KINDS.items():
+                if name.startswith(start) and math.isfinite(epsilon) and np.ndim(value) == 0:
+                    of_metric = lines.setdefault(name.removeprefix(start), {})
+                    of_metric.setdefault(kind, []).append((epsilon, float(value)))
+    if not lines:
+        return None
+    metrics = [name for name in lines if not name.endswith("loss")] or list(lines)
+    columns = min(len(metrics), 3)
+    rows = -(-len(metrics) // columns)
+    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for metric, axes in zip(metrics, panels, strict=False):
+        for kind, found in sorted(lines[metric].items()):
+            axes.plot(*zip(*found, strict=True), "o-", markersize=3, label=kind)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"ε at δ = {delta:g} ({accountant})")
+        axes.set_ylabel(metric)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    for axes in panels:  # the iterator goes on: what no metric took
+        axes.set_axis_off()
     return figure
