@@ -238,7 +238,7 @@ def test_a_step_that_promises_the_whole_loss_is_halved():
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.01, 8.0), (50.0, 1.0)])
 def test_a_few_weights_whose_release_promises_little_get_more_than_the_schedule(sigma, expected):
-    """0.032·3·0.1 of a loss of 1; and where the noise hides the loss and could promise all of it."""
+    """0.032·3·0.1 of a loss of 1; and where noise hides the loss and could promise all of it."""
     optimizer = dp.ADAL(noise_multiplier=sigma, seed=5)
     optimizer.build([keras.Variable(np.zeros(3, np.float32))])
     for _ in range(30):
