@@ -19,7 +19,7 @@ class FoundRate(DPOptimizer):
 
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
         m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
-        M = (h̃_0 − s_h)² / (2·mean_{k≤t, k<10} P̄_k·h̃_k)        in [1, 8]
+        M = (h̃_0 − s_h)² / (2·mean_{k≤t, k<10} P̄_k·h̃_k)        in [1, 4]
 
     with P̄ that P which has no s² taken off, h̃_k pulled into [0, 1], and h̃_0 no lower than s_h, the
     std of its noise.
@@ -65,7 +65,7 @@ class FoundRate(DPOptimizer):
 
     _promise = 0.5
     _first_steps = 10
-    _most = 8.0  # M
+    _most = 4.0  # M
     _least = 0.01  # m
     _lowest = 0.3  # f
     _growth = 0.1  # of ln f, most in a step, where the last step was all signal
