@@ -125,6 +125,10 @@ for _data, _names in _OF_DATA.items():
             methods=_SMALL_METHODS,
             side=_shape[0],
         )
+# A table: models of few weights, of short runs and long ones.
+_TABLE = {1.0: (512, 60), 3.0: (512, 300)}
+for _name, _widths in {"table_logistic": (20, 2), "table_mlp": (20, 32, 2)}.items():
+    TASKS[_name] = Task("table", _mlp(*_widths), _TABLE, methods=_SMALL_METHODS)
 # Half of the records are private: half of the lot has the same sampling probability and noise.
 for _data in lora_pretrained.DATA:
     TASKS[f"{_data.partition('_')[0]}_lora"] = Task(
@@ -140,6 +144,8 @@ SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
+# Data that needs no file.
+_MADE = {"digits": models.digits, "table": models.table}
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN)))
 
 
@@ -218,8 +224,8 @@ def _sensitivity():
 def load(task):
     """x_train, y_train, x_test, y_test of a task."""
     task = TASKS[task]
-    if task.data == "digits":
-        x_train, y_train, x_test, y_test = models.digits()
+    if task.data in _MADE:
+        x_train, y_train, x_test, y_test = _MADE[task.data]()
     else:
         shape = task.build().input_shape[1:]
         file = models.data_file(f"{task.data}.npz")
@@ -233,7 +239,7 @@ def load(task):
 def has_data(name):
     """Tells whether a task's files are there."""
     task = TASKS[name]
-    names = () if task.data == "digits" else (f"{task.data}.npz", task.weights)
+    names = () if task.data in _MADE else (f"{task.data}.npz", task.weights)
     return all(models.data_file(name).exists() for name in names if name)
 
 

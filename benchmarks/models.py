@@ -209,6 +209,18 @@ def digits():
     return x_train, y_train, x_test, y_test
 
 
+def table():
+    """20,000 drawn records of 20 columns and two classes: x_train, y_train, x_test, y_test."""
+    from sklearn.datasets import make_classification
+
+    x, y = make_classification(
+        24_000, 20, n_informative=10, n_redundant=5, n_clusters_per_class=1, flip_y=0.1,
+        random_state=0,
+    )  # fmt: skip
+    x = (x / x.std(0)).astype(np.float32)
+    return x[:20_000], y[:20_000], x[20_000:], y[20_000:]
+
+
 def data_file(name):
     """Returns the path of a file in the data folder."""
     return pathlib.Path(os.environ.get(DATA_DIR_VARIABLE, ".")) / name
