@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_adadp.sampling.grain_steps import check_grain
+
 Spec = tuple[Any, Any, Any]  # (x, y, sample_weight) of nested tf.TensorSpecs, or of None
 Rows = tuple[int, list[np.ndarray]]  # their number, and one padded array per leaf of a Spec
 
@@ -51,7 +53,8 @@ def as_source(
 
     Raises:
         TypeError: data without random access, or of a type that is no tensor.
-        ValueError: empty data, unequal lengths, or an argument that does not go with `x`.
+        ValueError: empty data, unequal lengths, an argument that does not go with `x`, or a
+            `grain.MapDataset` whose elements are not one record each.
     """
     _refuse_streams(x)
     if keras.tree.is_nested(x) or hasattr(x, "__array__") or isinstance(x, _NOT_DENSE):
@@ -74,6 +77,7 @@ def as_source(
                 "the items of x must be (x, y) or (x, y, sample_weight). Use transform= to make "
                 "them so."
             )
+    check_grain(x)
     return ItemSource(_Rows(x) if isinstance(x, keras.utils.PyDataset) else x, transform)
 
 
