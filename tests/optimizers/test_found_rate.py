@@ -50,7 +50,7 @@ class Expected:
         if self.t < 10:
             self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
         seen = 0.5 * (self.first - loss_noise) ** 2
-        most = np.clip(seen * early / self.largest, 1, 4) if self.largest else 1.0
+        most = np.clip(seen * 10 / self.largest, 1, 4) if self.t >= 9 else 1.0
         self.m = half * early / 10 * (self.t + 1) / self.promised if self.promised else 1.0
         self.m = np.clip(self.m, 0.01, most)
         moved = self.theta - self.before

@@ -19,7 +19,7 @@ class FoundRate(DPOptimizer):
 
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
         m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
-        M = (h̃_0 − s_h)² / (2·mean_{k≤t, k<10} P̄_k·h̃_k)        in [1, 4]
+        M = (h̃_0 − s_h)² / (2·mean_{k<10} P̄_k·h̃_k)   in [1, 4], and 1 for t < 9
 
     with P̄ that P which has no s² taken off, h̃_k pulled into [0, 1], and h̃_0 no lower than s_h, the
     std of its noise.
@@ -146,8 +146,9 @@ class FoundRate(DPOptimizer):
         steps += 1.0
         self._promises.assign(tf.stack([first, total, total_first, steps]))
         early = tf.minimum(steps, self._first_steps)
-        allowed = self._promise * early * tf.square(first - stddev)
-        most = tf.clip_by_value(tf.math.divide_no_nan(allowed, total_first), 1.0, self._most)
+        room = self._promise * tf.square(first - stddev) * self._first_steps
+        most = tf.clip_by_value(tf.math.divide_no_nan(room, total_first), 1.0, self._most)
+        most = tf.where(steps < self._first_steps, 1.0, most)
         allowed = self._promise * tf.square(first) * steps * early / self._first_steps
         factor = tf.where(total > 0.0, allowed / total, 1.0)
         return tf.clip_by_value(factor, self._least, most)
