@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.datasets.columns import Columns
+from tf_adadp.sampling.datasets.reading import shapes_differ
 from tf_adadp.sampling.datasets.steps import draws_random_numbers, keeps_state
 from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names
 
@@ -216,7 +217,7 @@ def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]
         except StopIteration:
             return
         except tf.errors.OpError as error:
-            if "Cannot batch tensors with different shapes" in str(error):
+            if shapes_differ(error):
                 one.refuse("gives tensors of unequal shapes for different records", _FIXED)
             one.refuse(f"stops at a record: {first_line(error)}", "Clean the records.")
         one.check_rows(leaves)
