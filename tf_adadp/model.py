@@ -14,16 +14,18 @@ from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence import files
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies
+from tf_adadp.sampling.preprocessing import preprocessed
 from tf_adadp.training import arguments
 from tf_adadp.training.batch import batch_of
 from tf_adadp.training.budget import Budget
 from tf_adadp.training.chief import ShareChiefsState
 from tf_adadp.training.compiled import Compiled
+from tf_adadp.training.raw_records import TakesRawRecords
 from tf_adadp.training.session import Session
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
-class DPModel(SavedWithLedger, keras.Model):
+class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     """Wraps a Keras model so that `fit` trains it with differential privacy.
 
         model = DPModel(keras.Sequential([...]))
@@ -195,9 +197,9 @@ class DPModel(SavedWithLedger, keras.Model):
 
         Args:
             x: arrays (or a dict or list of them) with `y` and `batch_size`; a finite
-                `tf.data.Dataset` with `batch_size`, which is read once into memory, see
-                `PoissonLots.from_dataset`; or lots that carry their sampling law, any of
-                `tf_adadp.sampling`: `PoissonLots`, `ShuffledLots`, …
+                `tf.data.Dataset` with `batch_size`, which is read once into memory; or lots that
+                carry their sampling law, any of `tf_adadp.sampling`. Raw records of a keras_hub
+                task are preprocessed once, each alone; lots hold preprocessed ones.
             batch_size: L, the expected lot size; required without lots, 1 ≤ L ≤ N. Every step draws
                 each record with probability L/N. The batches of a dataset do not matter.
             shuffle: must stay True, lots are drawn at random.
@@ -231,6 +233,7 @@ class DPModel(SavedWithLedger, keras.Model):
         data = arguments.fit_data(
             x,
             y,
+            model=self.model,
             batch_size=batch_size,
             sample_weight=sample_weight,
             class_weight=class_weight,
@@ -298,7 +301,7 @@ class DPModel(SavedWithLedger, keras.Model):
                 f"train_on_batch under {type(self.distribute_strategy).__name__}: give `fit` lots, "
                 "which it splits over the replicas."
             )
-        batch = batch_of(x, y, sample_weight, class_weight, law)
+        batch = batch_of(*preprocessed(self.model, x, y, sample_weight), class_weight, law)
         self.session.prepare(batch.element_spec)
         lot = self.session.start_batch(batch)
         self.make_train_function()

@@ -248,6 +248,7 @@ BAD = {
     "found empty": (lambda: Dataset.range(5).filter(lambda i: i > 5), {}, "no records"),
     "ragged": (ragged, {}, "x is a Ragged"),
     "unequal in a batch": (unequal, {}, "unequal shapes"),
+    "unequal after a map": (lambda: unequal().map(lambda x: x + 1.0), {}, "unequal shapes"),
     "unequal batches": (lambda: unequal().batch(1), {}, "unequal shapes"),
     "no batches": (lambda: Dataset.range(5), {"batched": True}, "x is a scalar"),
     "rows": (

@@ -15,6 +15,8 @@ from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.sampling import Lots, PoissonLots
 from tf_adadp.sampling.datasets import read_dataset
+from tf_adadp.sampling.preprocessing import preprocessed, preprocesses
+from tf_adadp.training.raw_records import validated
 from tf_adadp.utils.checks import check_choice, check_instance, check_integer, check_number
 
 
@@ -55,6 +57,7 @@ def fit_data(
     x: Any,
     y: Any,
     *,
+    model: keras.Model,
     batch_size: float | None,
     sample_weight: Any,
     class_weight: dict[int, float] | None,
@@ -66,11 +69,15 @@ def fit_data(
 ) -> FitData:
     """Makes Poisson lots of arrays or a dataset, or takes lots as they are; see `DPModel.fit`.
 
+    Raw records of a model that preprocesses them are preprocessed once, before lots are drawn.
+
     Raises:
         TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
             or is given beside lots that have settled it.
     """
+    validation_data = validated(model, validation_data, verbose)
     if isinstance(x, Lots):
+        _refuse_raw(model, x)
         _refuse_beside(
             "lots: lots hold their data, weights and expected size; make the lots with it and",
             y=y,
@@ -91,6 +98,8 @@ def fit_data(
             sample_weight=sample_weight,
         )
         x, y, sample_weight = read_dataset(x, verbose=verbose)
+    validation.check_data_source(x)
+    x, y, sample_weight = preprocessed(model, x, y, sample_weight, verbose)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
     if class_weight is not None:
@@ -157,12 +166,21 @@ def _refuse_beside(data, **arguments):
             raise ValueError(f"{name} is given beside {data} leave {name} out.")
 
 
+def _refuse_raw(model, lots):
+    """Refuses lots of strings for a model that makes tensors of them."""
+    specs = keras.tree.flatten(lots.element_spec[0])
+    if preprocesses(model) and any(spec.dtype == tf.string for spec in specs):
+        raise ValueError(
+            "The lots hold strings, and lots are taken as they are: preprocess the records before "
+            "the lots are made, x = task.preprocessor(x), or give arrays to fit."
+        )
+
+
 def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):
     """Makes Poisson lots of expected size `batch_size`; on several hosts this one's part of them.
 
     A seeded optimizer's lots go on at the step that it has reached.
     """
-    validation.check_data_source(x)
     if batch_size is None:
         raise ValueError(
             "batch_size=None: give the expected lot size. It sets the sampling probability "

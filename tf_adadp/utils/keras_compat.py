@@ -54,6 +54,7 @@ __all__ = [
     "compute_output_spec",
     "convert_to_sliceable",
     "copied_lambda",
+    "evaluates_for_fit",
     "first_epoch",
     "flat_losses",
     "flat_metrics",
@@ -200,6 +201,11 @@ def loss_tracker_of(model: keras.Model) -> keras.metrics.Mean:
 def build_symbolically(model: keras.Model, batch: tuple) -> None:
     """Builds model, loss and metrics from the shapes of a batch, without one."""
     model._symbolic_build(data_batch=batch)
+
+
+def evaluates_for_fit(arguments: Mapping[str, object]) -> bool:
+    """Tells, by further arguments of `evaluate`, whether Keras's `fit` called it."""
+    return bool(arguments.get("_use_cached_eval_dataset"))
 
 
 def first_epoch(model: keras.Model) -> int:

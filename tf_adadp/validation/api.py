@@ -10,6 +10,7 @@ from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.datasets import record_spec
+from tf_adadp.sampling.preprocessing import preprocessed_spec, preprocesses, raw_source
 from tf_adadp.sampling.sources import as_source
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
@@ -150,9 +151,10 @@ def _element_spec(model, x, y):
     if isinstance(x, Lots):
         return x.element_spec
     if isinstance(x, tf.data.Dataset):
-        return record_spec(x)
+        return preprocessed_spec(model, record_spec(x))
     if x is not None:
-        return as_source(x, y).spec
+        source = raw_source(x, y) if preprocesses(model) else as_source(x, y)
+        return preprocessed_spec(model, source.spec)
     inputs = functional_inputs(model)
     if inputs is None:
         return None

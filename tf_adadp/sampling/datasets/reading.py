@@ -161,7 +161,7 @@ def _batches(dataset, pipeline, names) -> Iterator[list[np.ndarray]]:
         except StopIteration:
             return
         except tf.errors.InvalidArgumentError as error:
-            if "Cannot batch tensors with different shapes" not in str(error):
+            if not shapes_differ(error):
                 raise
             raise ValueError(
                 f"The dataset's records have unequal shapes ({error.message.splitlines()[0]}). "
@@ -187,6 +187,12 @@ def _batches(dataset, pipeline, names) -> Iterator[list[np.ndarray]]:
                 "them to one shape in a map() before batch()."
             )
         yield leaves
+
+
+def shapes_differ(error: Exception) -> bool:
+    """Tells whether elements of unequal shapes could not be batched; fused steps word it apart."""
+    text = str(error)
+    return "Cannot batch tensors with different shapes" in text or "to the batch:" in text
 
 
 def _fill(columns, batches, skip, bar):

@@ -170,20 +170,29 @@ def _check_function(step, opens=False):
                 f"reads a dataset for each record ({op}), so all of its records are in one element",
                 "Make it a function of one record.",
             )
-        if _RANDOM.search(op) and "KeyCounter" not in op:
+        if draws_random_numbers(op):
             step.refuse(
                 f"draws random numbers ({op}), and records are read once, so each would keep "
                 "the same augmentation for good",
                 "Put random layers into the model, e.g. keras.layers.RandomFlip; they draw anew in "
                 "every step (and augmentation_multiplicity averages several).",
             )
-        definition = op_def_registry.get(op)
-        stateful = definition is not None and definition.is_stateful
-        if stateful and op not in _HARMLESS and not DATASET.search(op):
+        if keeps_state(op) and not DATASET.search(op):
             step.refuse(
                 f"keeps state from one record to the next ({op})",
                 "Make it a function of one record.",
             )
+
+
+def draws_random_numbers(op: str) -> bool:
+    """Tells whether operations of this type draw random numbers."""
+    return bool(_RANDOM.search(op)) and "KeyCounter" not in op
+
+
+def keeps_state(op: str) -> bool:
+    """Tells whether operations of this type may keep what one record left for the next."""
+    definition = op_def_registry.get(op)
+    return definition is not None and definition.is_stateful and op not in _HARMLESS
 
 
 def _batch(step, inputs):

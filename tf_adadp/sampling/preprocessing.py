@@ -1,0 +1,241 @@
+"""Applies a model's own preprocessing to its records, one at a time and once.
+
+keras_hub's tasks take raw strings and images: their `preprocess_samples` makes tensors of a batch
+of records. Here every batch has one record, so that no record can decide about another's tensors,
+whatever the function computes.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_adadp.gradients.proof.obstacles import first_line
+from tf_adadp.sampling.datasets.columns import Columns
+from tf_adadp.sampling.datasets.reading import shapes_differ
+from tf_adadp.sampling.datasets.steps import draws_random_numbers, keeps_state
+from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names
+
+_READ_AT_ONCE = 256  # raw records; images may be large
+_SILENT_SECONDS = 2.0  # after which the progress bar is shown
+# Caches and models of tokenizers: what they return depends on their key or text alone.
+_OF_TOKENIZERS = {"LookupTableInsertV2", "SentencepieceTokenizeOp"}
+_OWN = (
+    "Preprocess the records yourself, each independently of the others, and set "
+    "`preprocessor = None` on the task."
+)
+_FIXED = "Give the preprocessor one length, sequence_length=128, or one image_size."
+
+
+def preprocesses(model: keras.Model) -> bool:
+    """Tells whether a model makes its own inputs of raw records, as keras_hub's tasks do.
+
+    Such a model has a method `preprocess_samples(x, y, sample_weight)`. A task whose `preprocessor`
+    is None takes its inputs as they are.
+    """
+    if getattr(model, "preprocessor", model) is None:
+        return False
+    return callable(getattr(model, "preprocess_samples", None))
+
+
+def preprocessed(
+    model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, verbose: bool = True
+) -> tuple[Any, Any, Any]:
+    """Applies `model.preprocess_samples` to arrays of raw records.
+
+    Row i of the result is `preprocess_samples` of a batch that holds record i alone. Neighbouring
+    datasets of raw records therefore give neighbouring datasets of tensors, and training on these
+    has the same guarantee. What the function looks up (a vocabulary) counts as public.
+
+    Args:
+        model: the plain model. One that does not preprocess gets its data back.
+        x, y, sample_weight: raw records. As in keras_hub, tuples and dicts are structures of
+            arrays, and a list is one array.
+        verbose: whether to show a progress bar where the work takes longer than 2 seconds.
+
+    Returns:
+        `(x, y, sample_weight)`, structures of arrays with one row per record; None where absent.
+
+    Raises:
+        TypeError, ValueError: data that are no arrays; a function that fails on them, draws random
+            numbers, keeps state, gives tensors whose shape depends on the record, or another number
+            of rows than one for a record.
+    """
+    if not preprocesses(model):
+        return x, y, sample_weight
+    source = raw_source(x, y, sample_weight)
+    one = _OneRecord(model, source.spec)
+    columns = Columns(one.names, [spec.dtype.as_numpy_dtype for spec in one.specs])
+    bar, begun, seen = keras.utils.Progbar(len(source), unit_name="record"), time.monotonic(), 0
+    for leaves in _batches(source, one):
+        columns.append(leaves)
+        seen += len(leaves[0])
+        if verbose and time.monotonic() - begun > _SILENT_SECONDS:
+            bar.update(seen)
+    return one.pack(columns.finish())
+
+
+def raw_source(x: Any, y: Any = None, sample_weight: Any = None) -> ArraySource:
+    """Returns the source of raw records, in the forms that `preprocessed` takes.
+
+    Raises:
+        TypeError, ValueError: the data are no arrays of one length.
+    """
+    return ArraySource(*(_lists_to_arrays(part) for part in (x, y, sample_weight)))
+
+
+def preprocessed_spec(model: keras.Model, spec: Spec) -> Spec:
+    """Returns TensorSpecs of batches of preprocessed records, for TensorSpecs of raw ones.
+
+    Raises:
+        ValueError: as `preprocessed`, where that is known without the records.
+    """
+    if not preprocesses(model):
+        return spec
+    one = _OneRecord(model, spec)
+    return one.pack([tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in one.specs])
+
+
+class _OneRecord:
+    """The graph of `preprocess_samples` for a batch of one record.
+
+    Args:
+        model: a model that preprocesses.
+        spec: `(x, y, sample_weight)` of TensorSpecs of raw records.
+
+    Attributes:
+        names, specs: of the leaves of its result.
+    """
+
+    def __init__(self, model: keras.Model, spec: Spec):
+        self._model = type(model).__name__
+        self._given = spec
+        single = [tf.TensorSpec([1, *s.shape[1:]], s.dtype) for s in self.given_specs]
+
+        def apply(*leaves):
+            x, y, sample_weight = self._structured(leaves)
+            made = model.preprocess_samples(x, y=y, sample_weight=sample_weight)
+            made = keras.utils.unpack_x_y_sample_weight(made)
+            self._structure = keras.tree.lists_to_tuples((*made, None, None)[:3])
+            return [leaf for leaf in keras.tree.flatten(self._structure) if leaf is not None]
+
+        try:
+            self._function = tf.function(apply).get_concrete_function(*single)
+        except Exception as error:  # whatever a tokenizer or layer raises
+            raise ValueError(
+                f"The preprocessing of {self._model} cannot take {_form(spec)}: "
+                f"{first_line(error)}. Give raw records, as its own fit takes them. For records "
+                "that are preprocessed already, set `preprocessor = None` on the task."
+            ) from error
+        flat = zip(leaf_names(self._structure), keras.tree.flatten(self._structure), strict=True)
+        self.names = [name for name, leaf in flat if leaf is not None]
+        self.specs = [tf.type_spec_from_value(leaf) for leaf in self._function.structured_outputs]
+        self._check_results()
+        self._check_operations()
+
+    @property
+    def given_specs(self) -> list[tf.TensorSpec]:
+        """The specs of the raw leaves that are there."""
+        return [s for s in keras.tree.flatten(self._given) if s is not None]
+
+    def __call__(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        return self._function(*leaves)
+
+    def pack(self, leaves: list) -> tuple[Any, Any, Any]:
+        """Puts leaves into the structure `(x, y, sample_weight)` of the result."""
+        left = iter(leaves)
+        flat = [None if s is None else next(left) for s in keras.tree.flatten(self._structure)]
+        return keras.tree.pack_sequence_as(self._structure, flat)
+
+    def refuse(self, why: str, fix: str) -> None:
+        """Raises a ValueError about the preprocessing."""
+        raise ValueError(f"The preprocessing of {self._model} {why}. {fix}")
+
+    def _structured(self, leaves):
+        left = iter(leaves)
+        flat = [None if s is None else next(left) for s in keras.tree.flatten(self._given)]
+        return keras.tree.pack_sequence_as(self._given, flat)
+
+    def _check_results(self):
+        for name, spec in zip(self.names, self.specs, strict=True):
+            if not isinstance(spec, tf.TensorSpec):
+                kind = type(spec).__name__.removesuffix("Spec")
+                self.refuse(f"gives {name} as a {kind}, as long as the record is", _FIXED)
+            if spec.shape.rank == 0:
+                self._refuse_rows(name, "no row")
+
+    def _refuse_rows(self, name, rows):
+        self.refuse(
+            f"gives {rows} in {name} for one record, so the unit of privacy would be lost",
+            f"Make one row of each record (no packing, no splitting). {_OWN}",
+        )
+
+    def check_rows(self, leaves: list[np.ndarray]) -> None:
+        """Refuses leaves [records, rows, ...] with another number of rows than 1."""
+        for name, leaf in zip(self.names, leaves, strict=True):
+            if leaf.shape[1] != 1:
+                self._refuse_rows(name, f"{leaf.shape[1]} rows")
+
+    def _check_operations(self):
+        graph = self._function.graph.as_graph_def()
+        functions = [f.node_def for f in graph.library.function]
+        kinds = sorted({node.op for nodes in (graph.node, *functions) for node in nodes})
+        for kind in kinds:
+            if draws_random_numbers(kind):
+                self.refuse(
+                    f"draws random numbers ({kind}), and records are preprocessed once, so each "
+                    "would keep the same draw for good",
+                    f"Put random layers into the model, where they draw anew in every step. {_OWN}",
+                )
+        for kind in kinds:
+            if keeps_state(kind) and kind not in _OF_TOKENIZERS:
+                self.refuse(f"keeps state from one record to the next ({kind})", _OWN)
+
+
+def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]:
+    """Yields the leaves of preprocessed records, some hundred rows at a time."""
+
+    def raw():
+        for start in range(0, len(source), _READ_AT_ONCE):
+            indices = np.arange(start, min(start + _READ_AT_ONCE, len(source)))
+            yield tuple(source.rows(indices, 1)[1])
+
+    dataset = tf.data.Dataset.from_generator(raw, output_signature=tuple(one.given_specs))
+    singles = dataset.unbatch().batch(1)
+    made = singles.map(
+        lambda *leaves: tuple(one(*leaves)),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+    batches = made.batch(_READ_AT_ONCE).prefetch(2).as_numpy_iterator()
+    while True:
+        try:
+            leaves = next(batches)
+        except StopIteration:
+            return
+        except tf.errors.OpError as error:
+            if shapes_differ(error):
+                one.refuse("gives tensors of unequal shapes for different records", _FIXED)
+            one.refuse(f"stops at a record: {first_line(error)}", "Clean the records.")
+        one.check_rows(leaves)
+        yield [leaf[:, 0] for leaf in leaves]
+
+
+def _lists_to_arrays(part: Any) -> Any:
+    """Makes an array of every list; strings stay objects, as NumPy's own are of one length."""
+    if isinstance(part, tuple):
+        return tuple(_lists_to_arrays(value) for value in part)
+    if isinstance(part, dict):
+        return {key: _lists_to_arrays(value) for key, value in part.items()}
+    if isinstance(part, list):
+        strings = bool(part) and isinstance(part[0], (str, bytes))
+        return np.array(part, dtype=object if strings else None)
+    return part
+
+
+def _form(spec):
+    leaves = zip(leaf_names(spec), keras.tree.flatten(spec), strict=True)
+    return ", ".join(f"{n} {s.dtype.name} {s.shape}" for n, s in leaves if s is not None)
