@@ -30,17 +30,6 @@ def summary_of(script, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_loads_no_tensorflow(script):
-    path = str(FOLDER / script)
-    code = (
-        "import runpy, sys; sys.modules['tensorflow'] = sys.modules['keras'] = None;"
-        f"sys.argv = [{path!r}, '--help']; runpy.run_path({path!r}, run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "--target_epsilon" in done.stdout.replace("[no]", ""), done.stderr
-
-
 def test_sentences_are_prose_without_the_name_of_their_package():
     found = sentences.of_package("sklearn", 200)
     assert len(found) == len(set(found)) == 200
@@ -70,7 +59,7 @@ def test_word_pieces_are_frequent_words_and_letters():
 
 
 @pytest.mark.extended
-def test_text_is_fine_tuned(run):
+def test_text_is_fine_tuned():
     summary = summary_of(
         "finetune_text.py", "--sentences=150", "--public_epochs=1", "--epochs=1", "--lot_size=60"
     )
@@ -85,7 +74,7 @@ def test_text_is_fine_tuned(run):
 
 
 @pytest.mark.extended
-def test_a_head_is_trained_on_a_frozen_backbone(run):
+def test_a_head_is_trained_on_a_frozen_backbone():
     summary = summary_of("finetune_image.py", "--public_epochs=5", "--target_epsilon=8")
     assert summary["accuracy"] > 2 * summary["majority_baseline"]
     assert summary["epsilon"] <= 8.0

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_adadp as dp
 
 hub = pytest.importorskip("keras_hub", reason="keras_hub comes with the extra tf_adadp[hub]")
+pytestmark = pytest.mark.extended  # the extra is there in the second run
 
 LETTERS = list("abcdefghijklmnop")
 TEXTS = [" ".join(np.random.default_rng(i).choice(LETTERS, 3 + i % 9)) for i in range(30)]
@@ -88,7 +89,6 @@ def test_raw_records_train_like_preprocessed_ones(name):
         assert np.array_equal(one, other)
 
 
-@pytest.mark.extended
 def test_masks_that_are_drawn_at_random_are_refused():
     classifier = bert()
     backbone, tokenizer = classifier.backbone, classifier.preprocessor.tokenizer
@@ -102,7 +102,6 @@ def test_masks_that_are_drawn_at_random_are_refused():
         trained(task, TEXTS, None)
 
 
-@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:`compile\\(\\)` was not called as part of model loading")
 def test_a_saved_task_takes_raw_records_again(tmp_path):
     model = trained(bert(), TEXTS, LABELS)

@@ -228,6 +228,8 @@ def test_data_that_are_not_raw_are_refused():
         model.fit(lots, verbose=0)
     with pytest.raises(TypeError, match="list_iterator, and Classifier preprocesses its records"):
         model.predict(iter([TEXTS]), verbose=0)
+    with pytest.raises(ValueError, match="x has no rows"):
+        model.predict([], verbose=0)
     lots = dp.PoissonLots({"token_ids": ids["token_ids"]}, LABELS, expected_size=10)
     model.fit(lots, verbose=0)
 

@@ -48,7 +48,8 @@ def preprocessed(
 
     Row i of the result is `preprocess_samples` of a batch that holds record i alone. Neighbouring
     datasets of raw records therefore give neighbouring datasets of tensors, and training on these
-    has the same guarantee. What the function looks up (a vocabulary) counts as public.
+    has the same guarantee. What the function looks up (a vocabulary) counts as public, and Python
+    that it calls through `tf.py_function` is taken as it is.
 
     Args:
         model: the plain model. One that does not preprocess gets its data back.
@@ -82,9 +83,12 @@ def raw_source(x: Any, y: Any = None, sample_weight: Any = None) -> ArraySource:
     """Returns the source of raw records, in the forms that `preprocessed` takes.
 
     Raises:
-        TypeError, ValueError: the data are no arrays of one length.
+        TypeError, ValueError: the data are no arrays of one length, or have no rows.
     """
-    return ArraySource(*(_lists_to_arrays(part) for part in (x, y, sample_weight)))
+    source = ArraySource(*(_lists_to_arrays(part) for part in (x, y, sample_weight)))
+    if len(source) == 0:
+        raise ValueError("x has no rows. Give at least one record.")
+    return source
 
 
 def preprocessed_spec(model: keras.Model, spec: Spec) -> Spec:
