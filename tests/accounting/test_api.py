@@ -132,7 +132,9 @@ def test_epsilon_is_monotone(sigma, q, steps, delta, factor, accountant):
     def eps(sigma=sigma, q=q, steps=steps, delta=delta):
         return accounting.epsilon(sigma, q, steps, delta, accountant)
 
-    base, slack = eps(), 1e-6  # fractional orders are series, good to about 1e-8
+    # Fractional orders are series, good to about 1e-8. At little noise some of them come out
+    # infinite, and the bound is that of the next order, 0.3 % above.
+    base, slack = eps(), 1e-6 if sigma >= 0.5 else 1e-2
     assert base >= 0
     assert eps(sigma=sigma * factor) <= base * (1 + slack)
     # At q = 1 the full Gaussian replaces the other bounds, which exceed it for q just below.
