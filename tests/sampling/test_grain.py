@@ -19,6 +19,14 @@ def plus_one(item):
     return item[0] + 1, item[1]
 
 
+class Own(grain.MapDataset):
+    def __len__(self):
+        return len(self._parent)
+
+    def __getitem__(self, index):
+        return self._parent[index]
+
+
 class Noisy(grain.transforms.RandomMap):
     def random_map(self, element, rng):
         return element[0] + rng.normal(), element[1]
@@ -60,6 +68,9 @@ def test_a_shuffled_dataset_trains():
         (lambda d: grain.MapDataset.mix([d, records()], [0.9, 0.1]), "Mixed.*source itself"),
         (lambda d: grain.MapDataset.concatenate([d, d.map(plus_one)]), "one source twice"),
         (lambda d: grain.experimental.ZipMapDataset([d[1:], d[:-1]]), "one source twice"),
+        (lambda d: grain.MapDataset.source(d.repeat(2)), "Repeat.*fit.epochs"),
+        (lambda d: grain.MapDataset.concatenate([d, grain.MapDataset.source(d)]), "one source"),
+        (lambda d: Own(d.repeat(2)), "Own.*source itself"),
     ],
 )
 def test_steps_that_put_a_record_into_several_elements_are_refused(dataset, message):

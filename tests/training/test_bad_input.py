@@ -14,6 +14,7 @@ from tests.helpers import ROWS, crossentropy, data, plain_model, private_model
 from tf_adadp import clipping
 from tf_adadp.gradients import make_engine
 from tf_adadp.sampling import make_lot
+from tf_adadp.training.arguments import class_weights
 
 L = keras.layers
 FLAVOURS = [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN]
@@ -508,3 +509,13 @@ def test_made_optimizers_take_the_rate_by_position_and_nothing_else():
     assert made(noise_multiplier=1.0).learning_rate == keras.optimizers.Nadam().learning_rate
     with pytest.raises(TypeError, match="positional"):
         made(0.25, 1.0)
+
+
+def test_class_weights_multiply_row_by_row():
+    """[N] by [N, 1] must not broadcast: one label would be in every example's weight."""
+    y, given = np.array([[0], [1], [1]]), np.array([[1.0], [2.0], [3.0]])
+    found = class_weights(y, {1: 10.0}, given)
+    np.testing.assert_array_equal(found, [[1.0], [20.0], [30.0]])
+    np.testing.assert_array_equal(class_weights(y, {1: 10.0}, given[:, 0]), [1.0, 20.0, 30.0])
+    with pytest.raises(ValueError, match=r"sample_weight has shape \(2, 1\), and there are 3"):
+        class_weights(y, {1: 10.0}, given[:2])

@@ -38,14 +38,18 @@ def check_grain(items: Any) -> None:
     while todo:
         node = todo.pop()
         kind = type(node).__name__
-        if kind not in _ONE_TO_ONE:
+        if kind not in _ONE_TO_ONE or not type(node).__module__.startswith("grain."):
             fix = _INSTEAD.get(kind, "Make one element of each record, or pass the source itself.")
             raise ValueError(
                 f"x is a grain dataset with the step {kind.removesuffix('MapDataset')}, whose "
                 f"elements are not one record each, and one element is the unit of privacy. {fix}"
             )
         if not node.parents:
-            source = id(getattr(node, "_source", node))
+            source = getattr(node, "_source", node)
+            if source is not node and _is_grain(source):  # its steps count as well
+                todo.append(source)
+                continue
+            source = id(source)
             if source in sources:
                 raise ValueError(
                     "x is a grain dataset that reads one source twice, so one record is in "
@@ -56,5 +60,5 @@ def check_grain(items: Any) -> None:
 
 
 def _is_grain(items):
-    names = {kind.__name__ for kind in type(items).__mro__}
-    return type(items).__module__.startswith("grain.") and "MapDataset" in names
+    kinds = type(items).__mro__
+    return any(k.__name__ == "MapDataset" and k.__module__.startswith("grain.") for k in kinds)

@@ -325,4 +325,13 @@ def class_weights(y: Any, class_weight: dict[int, float], sample_weight: Any) ->
         weights[labels[:, 0] == label] = check_number(
             f"class_weight[{label!r}]", weight, "a finite weight of at least 0", at_least=0
         )
-    return weights if sample_weight is None else weights * np.asarray(sample_weight, np.float32)
+    if sample_weight is None:
+        return weights
+    given = np.asarray(sample_weight, np.float32)
+    if given.shape[:1] != weights.shape:
+        raise ValueError(
+            f"sample_weight has shape {given.shape}, and there are {len(weights)} labels: give one "
+            "row of weights for each."
+        )
+    # Row by row: [N] by [N, 1] would broadcast to [N, N], all labels in every example's weight.
+    return weights.reshape(-1, *[1] * (given.ndim - 1)) * given
