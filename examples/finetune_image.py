@@ -19,9 +19,8 @@ import sys
 import time
 
 import datasets
+import finetuning
 from absl import app, flags
-
-import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 _SIDE = 32
 
@@ -126,7 +125,6 @@ def private_task(public, num_classes):
 def train():
     """Trains as the flags say, and returns the summary."""
     import keras
-    import numpy as np
 
     started = time.perf_counter()
     try:
@@ -139,41 +137,17 @@ def train():
     keras.utils.set_random_seed(_SEED.value)  # weights; the noise has its own, secret key
     num_classes = data.num_classes - (data.num_classes // 2 if _PRESET.value is None else 0)
     task = private_task(public, num_classes)
-    model = dp.DPModel(task)
-    model.compile(
-        optimizer=dp.ADADP(),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        log_raw_metrics=False,
-        target_epsilon=_TARGET_EPSILON.value,
-        target_delta=_TARGET_DELTA.value,
-    )
-    model.fit(
-        images,
-        labels,
-        batch_size=_LOT_SIZE.value,
+    summary = finetuning.fine_tune(
+        task,
+        (images, labels),
+        test,
+        epsilon=_TARGET_EPSILON.value,
+        delta=_TARGET_DELTA.value,
         epochs=_EPOCHS.value,
-        callbacks=[dp.PrivacyCallback(_TARGET_DELTA.value)],
-        verbose=2,
+        lot_size=_LOT_SIZE.value,
+        started=started,
     )
-    # For the reader: nothing is chosen by it, and no ε covers the test images.
-    _, accuracy = model.evaluate(*test, verbose=0)
-    return {
-        "dataset": data.name,
-        "preset": _PRESET.value,
-        "private_records": len(images),
-        "trained_weights": sum(int(np.prod(w.shape)) for w in task.trainable_weights),
-        "all_weights": task.count_params(),
-        "accuracy": accuracy,
-        "majority_baseline": float(np.bincount(test[1]).max() / len(test[1])),
-        "epsilon": model.epsilon(_TARGET_DELTA.value),
-        "delta": _TARGET_DELTA.value,
-        "noise_multiplier": model.optimizer.noise_multiplier,
-        "lot_size": _LOT_SIZE.value,
-        "steps": model.ledger.steps,
-        "engine": model.gradient_plan().engine,
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+    return {"dataset": data.name, "preset": _PRESET.value, **summary}
 
 
 def main(argv):

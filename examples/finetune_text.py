@@ -18,10 +18,9 @@ import math
 import sys
 import time
 
+import finetuning
 import sentences
 from absl import app, flags
-
-import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
 _PUBLIC = ("scipy", "tensorflow", sentences.STANDARD_LIBRARY)
 _PRIVATE = ("keras", "matplotlib", "numpy", "sklearn")
@@ -121,7 +120,6 @@ def private_task(public_texts, public_labels):
 def train():
     """Fine-tunes as the flags say, and returns the summary."""
     import keras
-    import numpy as np
 
     started = time.perf_counter()
     public_texts, public_labels = sentences.labelled(_PUBLIC, _SENTENCES.value, _SEED.value)
@@ -133,40 +131,17 @@ def train():
         sys.exit(f"--lot_size={_LOT_SIZE.value}: there are {max(border, 0)} private records.")
     keras.utils.set_random_seed(_SEED.value)  # weights; the noise has its own, secret key
     task = private_task(public_texts, public_labels)
-    model = dp.DPModel(task)
-    model.compile(
-        optimizer=dp.ADADP(),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        log_raw_metrics=False,
-        target_epsilon=_TARGET_EPSILON.value,
-        target_delta=_TARGET_DELTA.value,
-    )
-    model.fit(
-        texts[:border],
-        labels[:border],
-        batch_size=_LOT_SIZE.value,
+    summary = finetuning.fine_tune(
+        task,
+        (texts[:border], labels[:border]),
+        (texts[border:], labels[border:]),
+        epsilon=_TARGET_EPSILON.value,
+        delta=_TARGET_DELTA.value,
         epochs=_EPOCHS.value,
-        callbacks=[dp.PrivacyCallback(_TARGET_DELTA.value)],
-        verbose=2,
+        lot_size=_LOT_SIZE.value,
+        started=started,
     )
-    # For the reader: nothing is chosen by it, and no ε covers the test sentences.
-    _, accuracy = model.evaluate(texts[border:], labels[border:], verbose=0)
-    return {
-        "preset": _PRESET.value,
-        "private_records": border,
-        "trained_weights": sum(int(np.prod(w.shape)) for w in task.trainable_weights),
-        "all_weights": task.count_params(),
-        "accuracy": accuracy,
-        "majority_baseline": float(np.bincount(labels[border:]).max() / (len(labels) - border)),
-        "epsilon": model.epsilon(_TARGET_DELTA.value),
-        "delta": _TARGET_DELTA.value,
-        "noise_multiplier": model.optimizer.noise_multiplier,
-        "lot_size": _LOT_SIZE.value,
-        "steps": model.ledger.steps,
-        "engine": model.gradient_plan().engine,
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+    return {"preset": _PRESET.value, **summary}
 
 
 def main(argv):
