@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.sampling.sources import ArraySource, Spec
+from tf_adadp.sampling.sources import ArraySource, Spec, with_absent
 from tf_adadp.utils.checks import check_integer
 
 Lot = tuple[tuple[Any, Any, Any], tf.Tensor]  # ((x, y, sample_weight), mask)
@@ -56,6 +56,4 @@ def physical_batches(count: int, leaves: Sequence[np.ndarray], size: int) -> lis
 def pack(element_spec: Spec, tensors: Iterable[tf.Tensor]) -> Lot:
     """Packs leaves and mask as `((x, y, sample_weight), mask)`, None where the spec has None."""
     *leaves, mask = tensors
-    leaves = iter(leaves)
-    flat = [None if spec is None else next(leaves) for spec in keras.tree.flatten(element_spec)]
-    return keras.tree.pack_sequence_as(element_spec, flat), mask
+    return keras.tree.pack_sequence_as(element_spec, with_absent(element_spec, leaves)), mask

@@ -17,7 +17,7 @@ from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.datasets.columns import Columns
 from tf_adadp.sampling.datasets.reading import shapes_differ
 from tf_adadp.sampling.datasets.steps import draws_random_numbers, keeps_state
-from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names
+from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names, with_absent
 
 _READ_AT_ONCE = 256  # raw records; images may be large
 _SILENT_SECONDS = 2.0  # after which the progress bar is shown
@@ -120,7 +120,8 @@ class _OneRecord:
         single = [tf.TensorSpec([1, *s.shape[1:]], s.dtype) for s in self.given_specs]
 
         def apply(*leaves):
-            x, y, sample_weight = self._structured(leaves)
+            given = keras.tree.pack_sequence_as(self._given, with_absent(self._given, leaves))
+            x, y, sample_weight = given
             made = model.preprocess_samples(x, y=y, sample_weight=sample_weight)
             made = keras.utils.unpack_x_y_sample_weight(made)
             self._structure = keras.tree.lists_to_tuples((*made, None, None)[:3])
@@ -150,18 +151,11 @@ class _OneRecord:
 
     def pack(self, leaves: list) -> tuple[Any, Any, Any]:
         """Puts leaves into the structure `(x, y, sample_weight)` of the result."""
-        left = iter(leaves)
-        flat = [None if s is None else next(left) for s in keras.tree.flatten(self._structure)]
-        return keras.tree.pack_sequence_as(self._structure, flat)
+        return keras.tree.pack_sequence_as(self._structure, with_absent(self._structure, leaves))
 
     def refuse(self, why: str, fix: str) -> None:
         """Raises a ValueError about the preprocessing."""
         raise ValueError(f"The preprocessing of {self._model} {why}. {fix}")
-
-    def _structured(self, leaves):
-        left = iter(leaves)
-        flat = [None if s is None else next(left) for s in keras.tree.flatten(self._given)]
-        return keras.tree.pack_sequence_as(self._given, flat)
 
     def _check_results(self):
         for name, spec in zip(self.names, self.specs, strict=True):

@@ -1,6 +1,6 @@
 """Sources: random access to single examples, in arrays or in objects with `__getitem__`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import keras
@@ -122,6 +122,12 @@ def padding(spec: tf.TensorSpec, count: int, multiple: int) -> np.ndarray:
     if spec.dtype == tf.string:
         return np.full(shape, b"", object)
     return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def with_absent(structure: Spec, leaves: Iterable) -> list:
+    """Puts the leaves that are there into the flat form of a structure, None where it has None."""
+    left = iter(leaves)
+    return [None if leaf is None else next(left) for leaf in keras.tree.flatten(structure)]
 
 
 def leaf_names(structure: Spec) -> list[str]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_adadp.sampling.datasets.columns import Columns, FolderColumns
 from tf_adadp.sampling.datasets.pipelines import Pipeline, judge
-from tf_adadp.sampling.sources import Spec, batch_spec, leaf_dtype, leaf_names
+from tf_adadp.sampling.sources import Spec, batch_spec, leaf_dtype, leaf_names, with_absent
 from tf_adadp.utils.checks import check_bool, check_instance
 
 _BATCH = 1024  # records that are read at once
@@ -78,7 +78,7 @@ def record_spec(dataset: tf.data.Dataset, batched: bool | None = None) -> Spec:
     for spec, name in zip(specs, names, strict=True):
         shape = spec.shape[1:] if pipeline.batched else spec.shape
         leaves.append((tuple(shape), leaf_dtype(spec.dtype, name)))
-    return batch_spec(_with_absent(structure, leaves), structure)
+    return batch_spec(with_absent(structure, leaves), structure)
 
 
 def _judged(dataset, batched):
@@ -117,7 +117,7 @@ def _read(dataset, pipeline, cache_dir, verbose):
             columns.close()
     if not arrays or not len(arrays[0]):
         raise ValueError("The dataset has no records. Lots need at least one.")
-    return keras.tree.pack_sequence_as(structure, _with_absent(structure, arrays))
+    return keras.tree.pack_sequence_as(structure, with_absent(structure, arrays))
 
 
 def _leaves(dataset):
@@ -138,11 +138,6 @@ def _leaves(dataset):
                 "dataset."
             )
     return structure, [name for name, _ in found], [spec for _, spec in found]
-
-
-def _with_absent(structure, arrays):
-    left = iter(arrays)
-    return [None if leaf is None else next(left) for leaf in keras.tree.flatten(structure)]
 
 
 def _numpy_type(spec, name):
