@@ -1,4 +1,4 @@
-"""What ε, δ, the unit, the lot and the number of people buy, on a table about health.
+"""Measures what ε, δ, the unit, the lot and the number of people buy, on a table about health.
 
     python -m benchmarks.choosing
 

@@ -1,4 +1,4 @@
-"""What ε, δ, unit and lot buy: the cells, one of each unit trained for real, tables and figure.
+"""Tests the study of a health table: its cells, one of each unit trained, tables and figure.
 
 The table itself is tested where statsmodels is installed, and made here elsewhere. The figures of
 docs/choosing.md are those of the result file.
