@@ -422,6 +422,7 @@ def main():
     run(todo, results, args.workers)
     adadp_report.plot(results.rows, args.out.with_suffix(".png"))
     print(adadp_report.tables(results.rows))
+    print("\nREADME.md:\n\n" + adadp_report.architectures(results.rows))
 
 
 if __name__ == "__main__":

@@ -103,6 +103,39 @@ def tables(rows):
     return "\n\n".join(parts)
 
 
+# The README's rows: a network and its data, and the task.
+_SHOWN = {
+    "MLP 64-64-10, digits": "digits",
+    "MLP 64-64-10, digits with scaled columns": "digits_scaled",
+    "MLP 784-128-10, MNIST": "mnist",
+    "tanh CNN, Fashion-MNIST 14×14": "fashion_tanh",
+    "ReLU CNN, Fashion-MNIST 14×14": "fashion_relu",
+    "CNN with group normalisation, CIFAR-10 16×16": "cifar10_group_norm",
+    "residual network, CIFAR-10 16×16": "cifar10_residual",
+    "GRU over rows, MNIST 14×14": "mnist_gru",
+    "LSTM over rows, MNIST 14×14": "mnist_lstm",
+    "transformer over patches, MNIST 14×14": "mnist_patches",
+    "logistic regression, Fashion-MNIST 14×14": "fashion_logistic",
+    "MLP, a drawn table of 20 columns": "table_mlp",
+}
+
+
+def architectures(rows):
+    """Returns the README's table: one task for each architecture, at ε = 1 and 3."""
+    cells = _cells(rows)
+
+    def shown(task, epsilon, method):
+        row = cells.get((task, epsilon), {}).get(method)
+        return _text(row) if row else "not run"
+
+    lines = [
+        [name, *(shown(task, e, m) for e in (1.0, 3.0) for m in ("ADADP", "DPSGD"))]
+        for name, task in _SHOWN.items()
+    ]
+    columns = [f"{m}, ε = {e}" for e in (1, 3) for m in ("ADADP", "DP-SGD tuned")]
+    return harness.markdown_table(["test accuracy, %", *columns], lines)
+
+
 def _names(methods):
     kinds = {m: ", tuned (η)" if m in _TUNED else "" if "," in m else ", default" for m in methods}
     return [m + kind for m, kind in kinds.items()]

@@ -153,3 +153,29 @@ def _bars(axis, rows, values, limits, spread=None):
     axis.invert_yaxis()
     ends = [*(values + errors[1]), *(limit for limit in limits if limit is not None)]
     axis.set_xlim(0, 1.15 * max(np.nan_to_num(ends), default=1.0))
+
+
+# The README's columns: a library, and the prefix of its modes.
+_LIBRARIES = {
+    "tf_adadp, DPSGD": "dpsgd",
+    "ADADP": "adadp",
+    "TF Privacy": "tf_privacy:",
+    "Opacus": "opacus:",
+    "JAX-Privacy": "jax_privacy:",
+}
+
+
+def libraries(rows):
+    """Returns {model: {library: least step time over its modes, × plain Keras}}."""
+    measured = [row for row in rows if row["measure"] == "peer_time"]
+    return {
+        model: {
+            library: min(
+                row["ratio"]
+                for row in measured
+                if row["model"] == model and row["method"].startswith(prefix)
+            )
+            for library, prefix in _LIBRARIES.items()
+        }
+        for model in dict.fromkeys(row["model"] for row in measured)
+    }
