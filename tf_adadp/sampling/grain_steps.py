@@ -4,7 +4,11 @@ The unit of privacy is one element of a random-access source. A `grain.MapDatase
 that it was made by, so they are checked, as those of a tf.data.Dataset are. Grain is not imported.
 """
 
+import os
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 # One element of each, from one element of its parent.
 _ONE_TO_ONE = {
@@ -25,38 +29,78 @@ _INSTEAD = {
 }
 
 
-def check_grain(items: Any) -> None:
-    """Refuses a `grain.MapDataset` that may hold one record in several elements.
+def check_grain(items: Any) -> list[Any]:
+    """Refuses a random-access source that may hold one record in several elements.
+
+    Only a `grain.MapDataset` and files of ArrayRecord can be looked into. Two sources that hold
+    equal records in different places are the user's own duplicates, as in arrays.
+
+    Returns:
+        The sources that are read in the end, `items` itself if it is no `grain.MapDataset`.
 
     Raises:
-        ValueError: it repeats, batches, mixes, filters or augments its records, or reads one
-            source twice.
+        ValueError: it repeats, batches, mixes, filters or augments its records, reads one source
+            twice, or has a slice of a source that changed its length since.
     """
-    if not _is_grain(items):
-        return
-    sources, todo = set(), [items]
-    while todo:
-        node = todo.pop()
-        kind = type(node).__name__
-        if kind not in _ONE_TO_ONE or not type(node).__module__.startswith("grain."):
-            fix = _INSTEAD.get(kind, "Make one element of each record, or pass the source itself.")
+    sources = list(_sources(items))
+    parts = [part for source in sources for part in _parts(source)]
+    for number, part in enumerate(parts):
+        if any(_overlap(part, other) for other in parts[:number]):
             raise ValueError(
-                f"x is a grain dataset with the step {kind.removesuffix('MapDataset')}, whose "
-                f"elements are not one record each, and one element is the unit of privacy. {fix}"
+                f"x reads one source twice ({_named(part)}), so one record is in several elements, "
+                "and one element is the unit of privacy. Read it once."
             )
-        if not node.parents:
-            source = getattr(node, "_source", node)
-            if source is not node and _is_grain(source):  # its steps count as well
-                todo.append(source)
-                continue
-            source = id(source)
-            if source in sources:
-                raise ValueError(
-                    "x is a grain dataset that reads one source twice, so one record is in "
-                    "several elements, and one element is the unit of privacy. Read it once."
-                )
-            sources.add(source)
-        todo.extend(node.parents)
+    return sources
+
+
+def _sources(items) -> Iterator[Any]:
+    """Yields what a dataset reads in the end, after a look at its steps."""
+    if not _is_grain(items):
+        yield items
+        return
+    kind = type(items).__name__
+    if kind not in _ONE_TO_ONE or not type(items).__module__.startswith("grain."):
+        fix = _INSTEAD.get(kind, "Make one element of each record, or pass the source itself.")
+        raise ValueError(
+            f"x is a grain dataset with the step {kind.removesuffix('MapDataset')}, whose "
+            f"elements are not one record each, and one element is the unit of privacy. {fix}"
+        )
+    if kind == "SliceMapDataset" and items._parent_length != len(items.parents[0]):
+        raise ValueError(
+            f"x is a grain dataset with a slice of {items._parent_length} elements, which are "
+            f"{len(items.parents[0])} by now, so one record may be in several elements. Slice "
+            "again, and leave the source as it is."
+        )
+    for parent in items.parents:
+        yield from _sources(parent)
+    if not items.parents:
+        source = getattr(items, "_source", items)
+        yield from [source] if source is items else _sources(source)
+
+
+def _parts(source):
+    """Returns the stretches of files, the range, or the object that a source reads."""
+    instructions = getattr(source, "_read_instructions", None)  # of ArrayRecord
+    if instructions is not None:
+        return [(os.path.realpath(i.filename), i.start, i.end) for i in instructions]
+    if all(isinstance(getattr(source, name, None), int) for name in ("start", "stop", "step")):
+        return [range(source.start, source.stop, source.step)]
+    return [source]
+
+
+def _overlap(a, b):
+    if isinstance(a, tuple) and isinstance(b, tuple):  # of one file, with common records
+        return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
+    if isinstance(a, range) and isinstance(b, range):
+        a, b = sorted((a, b), key=len)
+        return any(number in b for number in a)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.shares_memory(a, b)
+    return a is b
+
+
+def _named(part):
+    return part[0] if isinstance(part, tuple) else type(part).__name__
 
 
 def _is_grain(items):

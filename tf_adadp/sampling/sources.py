@@ -77,7 +77,6 @@ def as_source(
                 "the items of x must be (x, y) or (x, y, sample_weight). Use transform= to make "
                 "them so."
             )
-    check_grain(x)
     return ItemSource(_Rows(x) if isinstance(x, keras.utils.PyDataset) else x, transform)
 
 
@@ -210,6 +209,8 @@ class ItemSource:
                 f"x, a {_type_name(items)}, has no items. Lots need at least one example."
             )
         self._items = items
+        self._read_in_the_end = check_grain(items)
+        self._lengths = self._lengths_now()
         self._transform = transform
         first = self._structure(items[0], 0)
         self._names = leaf_names(first)
@@ -231,6 +232,11 @@ class ItemSource:
 
     def rows(self, indices: np.ndarray, multiple: int) -> Rows:
         """Reads items and stacks them leaf by leaf; see `Source`."""
+        if self._lengths_now() != self._lengths:
+            raise ValueError(
+                f"x, a {_type_name(self._items)}, has another number of items than when the lots "
+                "were made. Make new lots, and leave their source as it is."
+            )
         indices = indices.tolist()
         stacked = [
             None if spec is None else padding(spec, len(indices), multiple)
@@ -248,6 +254,9 @@ class ItemSource:
             for out, leaf, name in zip(stacked, keras.tree.flatten(item), self._names, strict=True):
                 self._store(out, row, leaf, f"{name} of item {index}")
         return len(indices), [out for out in stacked if out is not None]
+
+    def _lengths_now(self):
+        return [len(self._items), *map(len, self._read_in_the_end)]
 
     def _read(self, indices):
         if indices and hasattr(self._items, "__getitems__"):
