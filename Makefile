@@ -1,6 +1,7 @@
 # make demo: sets everything up and trains the main example on data that needs no download.
 # make test: sets everything up and runs lint and tests: every rule, optimizer and engine, in minutes.
 # make test-all: the other tests: full grids, processes, kills, examples, benchmarks' scripts.
+# make docs: builds the site below build/docs/site, with the tutorials run, and checks every link.
 # make nightly: the tests that are too long for every time, and 500 random trainings, each sound or
 # refused, which go on where they stopped.
 # make parity: compares with tensorflow-privacy itself, in a second environment.
@@ -19,7 +20,7 @@ SHELL := bash
 QUIET = 2> >(grep -vE --line-buffered \
   '^(WARNING: All log messages before absl|I0000 |[EW]0000 .*(cuda|cufft|computation_placer))' >&2)
 
-.PHONY: demo test test-all lint bench nightly parity clean
+.PHONY: demo test test-all docs lint bench nightly parity clean
 
 $(BIN)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +43,10 @@ test: lint
 # Tests of drawn examples are in both runs, here with more of them.
 test-all: $(BIN)/ready
 	@$(PYTEST) --hypothesis-profile=full -m "(extended or hypothesis) and not nightly" $(QUIET)
+
+docs: $(BIN)/ready
+	$(BIN)/python -m pip install -qq -e ".[docs]"
+	@MPLBACKEND=agg $(BIN)/python docs/build.py --execute
 
 bench: $(BIN)/ready
 	$(BIN)/python -m benchmarks.step_time

@@ -12,8 +12,8 @@ seeds each. The base is ε = 1 at δ = 1e-5 for one record, lots of 512, 1,000 p
 varies one thing. Persons are protected by `UserLots`, with the real people of the table as users.
 Nothing is chosen by the test accuracy.
 
-Prints the tables of docs/choosing.md and writes `results/choosing.json` and `.png`. Resumable:
-cells whose row is in the JSON are not run again.
+Prints the tables of docs/explanation/choosing.md and writes `results/choosing.json` and `.png`.
+Resumable: cells whose row is in the JSON are not run again.
 """
 
 import dataclasses

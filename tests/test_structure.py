@@ -9,7 +9,7 @@ import re
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "tf_adadp"
-# From low to high; docs/design/rooms.md says what each holds.
+# From low to high; docs/explanation/design/rooms.md says what each holds.
 ROOMS = (
     "utils",
     "accounting",

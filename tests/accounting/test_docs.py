@@ -1,4 +1,4 @@
-"""The code in docs/accounting.md and docs/choosing.md runs as printed."""
+"""The code in docs/explanation/accounting.md and docs/explanation/choosing.md runs as printed."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ BLOCKS = [
     block
     for page in ("accounting.md", "choosing.md")
     for block in re.findall(
-        r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL
+        r"```python\n(.*?)```", (DOCS / "explanation" / page).read_text(encoding="utf-8"), re.DOTALL
     )
 ]
 

@@ -1,11 +1,11 @@
-"""The code in docs/audits.md runs as printed, one block after the other."""
+"""The code in docs/explanation/audits.md runs as printed, one block after the other."""
 
 import pathlib
 import re
 
 import pytest
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "audits.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "explanation" / "audits.md"
 
 
 @pytest.mark.extended

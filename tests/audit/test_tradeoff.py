@@ -358,7 +358,7 @@ def test_a_run_with_less_noise_than_charged_is_caught():
     ("correct", "before", "after"), [(108, 0.5251, 0.6783), (150, 3.2391, 5.1699)]
 )
 def test_the_bounds_of_docs_audits_are_no_smaller_than_steinkes(correct, before, after):
-    """The membership attacks in docs/audits.md: of 150 guesses, 600 records, three tries."""
+    """The membership attacks in docs/explanation/audits.md: 150 guesses, 600 records, 3 tries."""
     level = 0.05 / 3
     steinke = audit.one_run_epsilon_lower_bound(600, 150, correct, 1e-4, 1 - level)
     assert steinke == pytest.approx(before, abs=1e-4)

@@ -1,7 +1,7 @@
 """Tests the study of a health table: its cells, one of each unit trained, tables and figure.
 
 The table itself is tested where statsmodels is installed, and made here elsewhere. The figures of
-docs/choosing.md are those of the result file.
+docs/explanation/choosing.md are those of the result file.
 """
 
 import dataclasses
@@ -19,7 +19,9 @@ import tf_adadp as dp
 from benchmarks import choosing as study
 from benchmarks import harness
 
-PAGE = " ".join((harness.ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").split())
+PAGE = " ".join(
+    (harness.ROOT / "docs" / "explanation" / "choosing.md").read_text(encoding="utf-8").split()
+)
 RESULTS = harness.ROOT / "benchmarks" / "results" / "choosing.json"
 
 

@@ -1,4 +1,4 @@
-"""The code in docs/tuning.md runs as printed, and prints the table that stands there."""
+"""The code in docs/how-to/tuning.md runs as printed, and prints the table that stands there."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import pytest
 
 import tf_adadp as dp
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tuning.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "tuning.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 

@@ -69,5 +69,5 @@ def test_the_stored_results_say_what_the_docs_say():
         row = rows["DPSGD", target]
         assert row["draws"] >= 10**6
         assert row["assumed_bound"] > row["claim"] / 1.10
-    docs = (harness.ROOT / "docs" / "audits.md").read_text(encoding="utf-8")
+    docs = (harness.ROOT / "docs" / "explanation" / "audits.md").read_text(encoding="utf-8")
     assert audits.table(stored["rows"]) in docs

@@ -33,9 +33,9 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     `FoundRate`. That needs no number of steps: a run may be stopped by its budget or go on in a
     second `fit`.
 
-    Measured (`benchmarks/adadp_default.py`, docs/adadp.md), against DP-SGD tuned for each task and
-    budget: above it on all convolutional and residual networks tried, by up to 12 points, level on
-    most dense ones, and 11 above to 3 below on recurrent ones, above in short runs.
+    Measured (`benchmarks/adadp_default.py`, docs/results/adadp.md), against DP-SGD tuned for each
+    task and budget: above it on all convolutional and residual networks tried, by up to 12 points,
+    level on most dense ones, and 11 above to 3 below on recurrent ones, above in short runs.
 
     What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
