@@ -109,18 +109,26 @@ def _last_within(
     inside_cost = outside_cost = cost(inside)
     factor = 1.25
     if inside_cost <= target:
-        while (outside_cost := cost(outside := towards(stop, outside, factor))) <= target:
+        while True:
+            before, before_cost = inside, inside_cost
+            outside = towards(stop, inside, factor)
+            outside_cost = cost(outside)
+            if outside_cost > target:
+                break
             inside, inside_cost = outside, outside_cost
             if outside == stop:
                 return inside_cost, stop
-            factor *= factor
+            factor = _step_to(target, before, before_cost, inside, inside_cost) or factor * factor
     while inside_cost > target:
         if inside == first:
             return inside_cost, None
+        before, before_cost = outside, outside_cost
         outside, outside_cost = inside, inside_cost
+        if before != outside:
+            step = _step_to(target, before, before_cost, outside, outside_cost)
+            factor = step or factor * factor
         inside = towards(first, inside, factor)
         inside_cost = cost(inside)
-        factor *= factor
     probes = 0
     while inside_cost < (1 - tolerance) * target and _ratio(inside, outside) > 1 + 1e-9:
         middle = (inside * outside) ** 0.5
@@ -137,6 +145,19 @@ def _last_within(
         else:
             outside, outside_cost = middle, middle_cost
     return inside_cost, inside
+
+
+def _step_to(target: float, x: float, x_cost: float, y: float, y_cost: float) -> float | None:
+    """The factor from y a little beyond the target, on the chord of log ε over log x.
+
+    None where there is no such chord, or it says less than it costs to follow it.
+    """
+    if not (0 < x_cost < math.inf and 0 < y_cost < math.inf) or x_cost == y_cost:
+        return None
+    share = math.log(target / y_cost) / math.log(y_cost / x_cost)
+    if not 0 < share < 20:
+        return None
+    return 1.05 * _ratio(y, x) ** share
 
 
 def _ratio(a: float, b: float) -> float:

@@ -173,6 +173,7 @@ class BudgetedRun(keras.callbacks.Callback):
         self._initial_epoch, self._steps_per_epoch = initial_epoch, steps_per_epoch
         self._steps_before: int | None = None  # of the ledger, before anything was restored
         self._seen_steps = self._left = self._planned = 0
+        self._found: tuple[tuple, float] | None = None  # σ*, and for which ledger, law and steps
 
     def settle(self, model: keras.Model) -> None:
         """Takes the saved σ*, or finds it from what the ledger holds now; before the first step."""
@@ -181,9 +182,15 @@ class BudgetedRun(keras.callbacks.Callback):
             self._steps_before = ledger.steps
         self._planned = self._steps_from(first_epoch(model) or self._initial_epoch)
         if not optimizer.take_saved_noise():
-            law = model.step_law
-            sigma = self._budget.noise_multiplier(ledger, optimizer, law, self._planned)
-            optimizer.plan_noise(sigma)
+            # A fit settles twice, as callbacks may restore weights in between. With "pld" a search
+            # can take a minute.
+            for_what = ledger.entries, model.step_law, self._planned
+            if self._found is None or self._found[0] != for_what:
+                self._found = (
+                    for_what,
+                    self._budget.noise_multiplier(ledger, optimizer, *for_what[1:]),
+                )
+            optimizer.plan_noise(self._found[1])
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Settles σ*, and prints it where it is new.
