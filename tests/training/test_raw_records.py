@@ -183,6 +183,16 @@ def counting():
     return lambda x: {"token_ids": tokens(x)["token_ids"] * 0 + count.assign_add(1)}
 
 
+def with_table():
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
+
+    def preprocessor(x):
+        table.insert(x, tf.ones_like(x, tf.int64))
+        return tokens(x)
+
+    return preprocessor
+
+
 REFUSED = {
     "two rows of one record": (
         lambda x: {"token_ids": tf.repeat(tokens(x)["token_ids"], 2, 0)},
@@ -206,6 +216,7 @@ REFUSED = {
     ),
     "random numbers": (random_mask, r"draws random numbers \(RandomUniform\).*layers into the mod"),
     "state": (counting(), r"keeps state from one record to the next \(AssignAddVariableOp\)"),
+    "a table": (with_table(), r"keeps state from one record to the next \(LookupTableInsertV2\)"),
 }
 
 

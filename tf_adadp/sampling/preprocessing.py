@@ -18,11 +18,10 @@ from tf_adadp.sampling.datasets.columns import Columns
 from tf_adadp.sampling.datasets.reading import shapes_differ
 from tf_adadp.sampling.datasets.steps import draws_random_numbers, keeps_state
 from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names, with_absent
+from tf_adadp.sampling.tokenizers import SENTENCE_PIECE, chooses_best_pieces, without_caches
 
 _READ_AT_ONCE = 256  # raw records; images may be large
 _SILENT_SECONDS = 2.0  # after which the progress bar is shown
-# Caches and models of tokenizers: what they return depends on their key or text alone.
-_OF_TOKENIZERS = {"LookupTableInsertV2", "SentencepieceTokenizeOp"}
 _OWN = (
     "Preprocess the records yourself, each independently of the others, and set "
     "`preprocessor = None` on the task."
@@ -128,7 +127,8 @@ class _OneRecord:
             return [leaf for leaf in keras.tree.flatten(self._structure) if leaf is not None]
 
         try:
-            self._function = tf.function(apply).get_concrete_function(*single)
+            with without_caches(model, getattr(model, "preprocessor", None)):
+                self._function = tf.function(apply).get_concrete_function(*single)
         except Exception as error:  # whatever a tokenizer or layer raises
             raise ValueError(
                 f"The preprocessing of {self._model} cannot take {_form(spec)}: "
@@ -179,18 +179,22 @@ class _OneRecord:
 
     def _check_operations(self):
         graph = self._function.graph.as_graph_def()
-        functions = [f.node_def for f in graph.library.function]
-        kinds = sorted({node.op for nodes in (graph.node, *functions) for node in nodes})
+        bodies = [graph.node, *(f.node_def for f in graph.library.function)]
+        kinds = sorted({node.op for nodes in bodies for node in nodes})
+        for kind in [kind for kind in kinds if draws_random_numbers(kind)]:
+            self._refuse_random(kind)
+        if not all(chooses_best_pieces(nodes) for nodes in bodies):
+            self._refuse_random("SentencePiece with an nbest_size other than 0 and 1")
         for kind in kinds:
-            if draws_random_numbers(kind):
-                self.refuse(
-                    f"draws random numbers ({kind}), and records are preprocessed once, so each "
-                    "would keep the same draw for good",
-                    f"Put random layers into the model, where they draw anew in every step. {_OWN}",
-                )
-        for kind in kinds:
-            if keeps_state(kind) and kind not in _OF_TOKENIZERS:
+            if keeps_state(kind) and kind != SENTENCE_PIECE:
                 self.refuse(f"keeps state from one record to the next ({kind})", _OWN)
+
+    def _refuse_random(self, what):
+        self.refuse(
+            f"draws random numbers ({what}), and records are preprocessed once, so each would keep "
+            "the same draw for good",
+            f"Put random layers into the model, where they draw anew in every step. {_OWN}",
+        )
 
 
 def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]:
