@@ -67,7 +67,7 @@ def labelled(packages, number, seed=0, but=()):
     return texts, np.array([label for _, label in pairs], dtype=np.int32)
 
 
-def word_pieces(texts, number=4000):
+def word_pieces(texts, number=2500):
     """Returns the vocabulary of a BERT tokenizer: `number` frequent words, letters for all others.
 
     It tells which words are in the texts, so these must be public.
