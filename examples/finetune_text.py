@@ -5,9 +5,9 @@
 
 needs no download. The private records are sentences of the docstrings of four packages; the task
 is to tell the package. The backbone is a small BERT, trained on PUBLIC sentences of other packages
-first, without privacy. Then it is frozen, and low-rank adapters, of attention and of
-the token table, and a new head are trained on the private sentences. `fit` takes raw strings: the task's own preprocessor makes tokens of each
-sentence alone, once.
+first, without privacy. Then it is frozen, and low-rank adapters (of attention and of the token
+table) and a new head are trained on the private sentences. `fit` takes raw strings: the task's own
+preprocessor makes tokens of each sentence alone, once.
 
 With --preset=<a name or folder of keras_hub> a pre-trained backbone and its tokenizer are used
 instead. The last line on stdout is a JSON object.
