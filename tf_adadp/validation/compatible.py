@@ -4,6 +4,7 @@ import keras
 
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import copy_history
+from tf_adadp.sampling.preprocessing import preprocesses
 from tf_adadp.utils.attached import CHANGES, attach, attached
 from tf_adadp.utils.checks import check_choice, check_instance
 from tf_adadp.utils.problems import Problem
@@ -55,9 +56,10 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
 
     Raises:
         TypeError: model is no `keras.Model`, or a `DPModel`.
-        ValueError: where a model or layer makes a BatchNormalization in code of its own, which no
-            copy can replace, and where "group" meets a BatchNormalization that is not built, or
-            that normalises single numbers.
+        ValueError: where the model has a preprocessor, as tasks of keras_hub do; where a model or
+            layer makes a BatchNormalization in code of its own, which no copy can replace; and
+            where "group" meets a BatchNormalization that is not built, or that normalises single
+            numbers.
     """
     check_instance("model", model, keras.Model, "a keras.Model")
     if isinstance(model, SavedWithLedger):
@@ -66,6 +68,12 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
             "result."
         )
     check_choice("batch_normalization", batch_normalization, ("group", "freeze"))
+    if preprocesses(model):
+        raise ValueError(
+            f"model is a {type(model).__name__} with a preprocessor, which no copy of its layers "
+            "has: preprocess the records beforehand, x = model.preprocessor(x), and set "
+            "`model.preprocessor = None` before make_compatible(model)."
+        )
     if not is_graph(model):
         raise ValueError(_by_hand(model))
     copies = Copies(group=batch_normalization == "group")
