@@ -245,6 +245,177 @@ def test_data_that_are_not_raw_are_refused():
     model.fit(lots, verbose=0)
 
 
+def scaled(x):
+    return tf.image.resize(tf.cast(x, tf.float32) / 255.0, (2, 2))
+
+
+class ImageClassifier(keras.Model):
+    """A classifier of images in 0 to 255, which its preprocessor scales."""
+
+    def __init__(self):
+        inputs = keras.Input((2, 2, 3))
+        super().__init__(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(inputs)))
+        self.preprocessor = scaled
+
+    preprocess_samples = Classifier.preprocess_samples
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 2, 2, 3)).astype(np.uint8)
+MAKERS = {
+    "poisson": lambda x: dp.PoissonLots(x, LABELS, expected_size=10),
+    "users": lambda x: dp.UserLots(
+        x, LABELS, user_ids=np.arange(40) // 2, expected_users=5, max_records_per_user=2,
+        expected_size=8,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_lots_of_raw_images_are_refused(maker):
+    """They would be trained unscaled, in silence."""
+    task = ImageClassifier()
+    model = dp.DPModel(task)
+    model.compile(dp.DPSGD(1.0, noise_multiplier=1.0), LOSS, log_raw_metrics=False)
+    with pytest.raises(ValueError, match="lots hold x uint8.*ImageClassifier would preprocess"):
+        model.fit(MAKERS[maker](IMAGES), verbose=0)
+    assert model.ledger.steps == 0
+    task.preprocessor = None
+    model.fit(MAKERS[maker](scaled(IMAGES).numpy()), verbose=0)
+    assert model.ledger.steps == 4
+
+
+def test_a_step_on_a_lot_of_raw_images_is_refused():
+    task, ledger = ImageClassifier(), dp.PrivacyLedger()
+    optimizer = dp.DPSGD(1.0, noise_multiplier=1.0)
+    for step, x in enumerate((IMAGES, scaled(IMAGES).numpy())):
+        lots = dp.PoissonLots(x, LABELS, expected_size=10)
+        (lot,) = lots.take(1, physical_batch_size=8)
+        arguments = {"ledger": ledger, "law": lots.law}
+        if step == 0:
+            with pytest.raises(ValueError, match="lots hold x uint8"):
+                dp.private_step(task, LOSS, lot, optimizer, **arguments)
+            assert ledger.steps == 0
+            task.preprocessor = None
+    dp.private_step(task, LOSS, lot, optimizer, **arguments)
+    assert ledger.steps == 1
+
+
+def test_a_preprocessor_may_be_taken_off_after_training(by_hand):
+    task = compiled().model
+    model = dp.DPModel(task)
+    model.compile(dp.DPSGD(1.0, noise_multiplier=1.0), LOSS, log_raw_metrics=False)
+    trained(model, TEXTS, LABELS)
+    expected = model.predict(TEXTS, verbose=0)
+    task.preprocessor = None
+    x = {"token_ids": tokens(TEXTS)["token_ids"].numpy()}
+    assert np.array_equal(model.predict(x, verbose=0), expected)
+    with pytest.raises(ValueError, match="preprocessor=None, and had .* Compile again"):
+        trained(model, x, LABELS)
+    model.compile(dp.DPSGD(1.0, noise_multiplier=1.0), LOSS, log_raw_metrics=False)
+    trained(model, x, LABELS)
+    assert model.ledger.steps == 16
+
+
+def test_make_compatible_does_not_drop_a_preprocessor():
+    task = ImageClassifier()
+    with pytest.raises(ValueError, match="ImageClassifier with a preprocessor.*preprocessor = N"):
+        dp.make_compatible(task)
+    task.preprocessor = None
+    assert dp.make_compatible(task).count_params() == task.count_params()
+
+
+def test_datasets_are_preprocessed_by_record_as_arrays_are():
+    """In evaluation too: a preprocessor that centres a batch finds single records."""
+
+    def centred(x):
+        x = tf.cast(x, tf.float32)
+        return x - tf.reduce_mean(x, 0, keepdims=True) + x / 255.0
+
+    task = ImageClassifier()
+    task.preprocessor = centred
+    model = dp.DPModel(task)
+    model.compile(dp.DPSGD(1.0, noise_multiplier=1.0), LOSS, log_raw_metrics=False)
+    dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
+    expected = model.predict(IMAGES, verbose=0)
+    assert np.allclose(model.predict(dataset, verbose=0), expected, atol=1e-6)
+    loss = model.evaluate(IMAGES, LABELS, verbose=0)
+    assert model.evaluate(dataset, verbose=0) == pytest.approx(loss, rel=1e-5)
+    logs = model.fit(IMAGES, LABELS, batch_size=10, validation_data=dataset, verbose=0).history
+    assert logs["val_loss"][-1] == pytest.approx(model.evaluate(IMAGES, LABELS, verbose=0), 1e-5)
+    with pytest.raises(ValueError, match="batch it"):
+        model.evaluate(tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)), verbose=0)
+
+
+def unknown_rank(x):
+    made = tf.numpy_function(lambda x: np.zeros(len(x), np.int32), [x], tf.int32)
+    shape = tf.numpy_function(lambda: np.zeros(0, np.int64), [], tf.int64)
+    return {"token_ids": tf.reshape(made, shape)}
+
+
+def stops(x):
+    codes = tokens(x)["token_ids"]
+    with tf.control_dependencies(
+        [tf.debugging.assert_none_equal(x, [TEXTS[23]], message="a bad record")]
+    ):
+        return {"token_ids": tf.identity(codes)}
+
+
+def raises(x):
+    raise KeyError("no such token")
+
+
+class Raising(keras.layers.Layer):
+    def call(self, x):
+        raise ValueError("not for me")
+
+
+UNCLEAR = {
+    "nothing": (lambda x: None, TEXTS, r"gives no tensor for x, but None.*Return x"),
+    "an empty dict": (lambda x: {}, TEXTS, r"gives no tensor for x, but \{\}.*Return x"),
+    "a result of unknown rank": (unknown_rank, TEXTS, r"gives no row in x\['token_ids'\]"),
+    "a record that fails": (stops, TEXTS, r"stops at record 23: .*a bad record.*Clean the rec"),
+    "an error while tracing": (
+        raises,
+        TEXTS,
+        r"cannot take x string.*\): KeyError: 'no such token'",
+    ),
+    "an error of a layer": (Raising(), TEXTS, r"calling Raising.call\(\)\. not for me\. Give raw"),
+    "rows of unequal lengths": (tokens, [[1, 2], [3]], "x is a list of 2 rows of unequal lengths"),
+    "one string": (tokens, "a text", r"x is one string, 'a text': .*\['a text'\]"),
+}
+
+
+@pytest.mark.parametrize("kind", UNCLEAR)
+def test_errors_name_what_is_wrong(kind):
+    preprocessor, x, message = UNCLEAR[kind]
+    with pytest.raises((TypeError, ValueError), match=f"(?s){message}"):
+        preprocessed(Classifier(preprocessor), x, LABELS[: len(x)])
+
+
+@pytest.mark.parametrize("make", [np.array, list, tf.constant])
+def test_a_list_of_arrays_without_labels_is_refused(make):
+    x = [make(TEXTS[:3]), make(TEXTS[3:6])]
+    with pytest.raises(ValueError, match=r"x is a list of 2 arrays without y.*tuple\(x\)"):
+        compiled().predict(x, verbose=0)
+
+
+def test_other_data_than_arrays_are_refused():
+    class Batches(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return np.array(TEXTS), LABELS
+
+    with pytest.raises(TypeError, match="x is a Batches, .*lists of strings"):
+        trained(compiled(), Batches())
+
+
+def test_records_that_do_not_fit_into_memory(monkeypatch):
+    monkeypatch.setattr("tf_adadp.sampling.datasets.columns.memory_limit", lambda: 100)
+    with pytest.raises(ValueError, match="may keep 100 in memory. Preprocess them in parts"):
+        preprocessed(Classifier(tokens), TEXTS)
+
+
 def test_validate_takes_raw_records():
     model = Classifier(tokens)
     assert dp.validate(model, LOSS, TEXTS, LABELS).ok

@@ -15,15 +15,26 @@ import tensorflow as tf
 
 from tf_adadp.gradients.proof.obstacles import first_line
 from tf_adadp.sampling.datasets.columns import Columns
-from tf_adadp.sampling.datasets.reading import shapes_differ
+from tf_adadp.sampling.datasets.reading import dataset_leaves, shapes_differ
 from tf_adadp.sampling.datasets.steps import draws_random_numbers, keeps_state
-from tf_adadp.sampling.sources import ArraySource, Spec, leaf_names, with_absent
+from tf_adadp.sampling.sources import (
+    ArraySource,
+    Spec,
+    batch_spec,
+    leaf_dtype,
+    leaf_names,
+    with_absent,
+)
 from tf_adadp.sampling.tokenizers import SENTENCE_PIECE, chooses_best_pieces, without_caches
 
 _READ_AT_ONCE = 256  # raw records; images may be large
 _SILENT_SECONDS = 2.0  # after which the progress bar is shown
 _OWN = (
     "Preprocess the records yourself, each independently of the others, and set "
+    "`preprocessor = None` on the task."
+)
+_IN_PARTS = (
+    "Preprocess them in parts into NumPy files, give those, np.load(file, mmap_mode='r'), and set "
     "`preprocessor = None` on the task."
 )
 _FIXED = "Give the preprocessor one length, sequence_length=128, or one image_size."
@@ -68,7 +79,8 @@ def preprocessed(
         return x, y, sample_weight
     source = raw_source(x, y, sample_weight)
     one = _OneRecord(model, source.spec)
-    columns = Columns(one.names, [spec.dtype.as_numpy_dtype for spec in one.specs])
+    dtypes = [spec.dtype.as_numpy_dtype for spec in one.specs]
+    columns = Columns(one.names, dtypes, fix=_IN_PARTS)
     bar, begun, seen = keras.utils.Progbar(len(source), unit_name="record"), time.monotonic(), 0
     for leaves in _batches(source, one):
         columns.append(leaves)
@@ -84,7 +96,15 @@ def raw_source(x: Any, y: Any = None, sample_weight: Any = None) -> ArraySource:
     Raises:
         TypeError, ValueError: the data are no arrays of one length, or have no rows.
     """
-    source = ArraySource(*(_lists_to_arrays(part) for part in (x, y, sample_weight)))
+    if isinstance(x, keras.utils.PyDataset):
+        raise TypeError(
+            f"x is a {type(x).__name__}, and the model preprocesses its records: give arrays, "
+            "lists of strings, or a finite tf.data.Dataset."
+        )
+    parts = {"x": x, "y": y, "sample_weight": sample_weight}
+    if y is None:
+        _refuse_lists_of_arrays(x)
+    source = ArraySource(*(_lists_to_arrays(part, name) for name, part in parts.items()))
     if len(source) == 0:
         raise ValueError("x has no rows. Give at least one record.")
     return source
@@ -100,6 +120,79 @@ def preprocessed_spec(model: keras.Model, spec: Spec) -> Spec:
         return spec
     one = _OneRecord(model, spec)
     return one.pack([tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in one.specs])
+
+
+def refuse_raw(model: keras.Model, spec: Spec) -> None:
+    """Refuses lots of raw records for a model that preprocesses, since lots are taken as they are.
+
+    Records that the preprocessing would take count as raw.
+
+    Args:
+        model: the plain model.
+        spec: `(x, y, sample_weight)` of TensorSpecs of batches of the lots.
+
+    Raises:
+        ValueError: the lots hold strings, or other records that the preprocessing takes.
+    """
+    if not preprocesses(model):
+        return
+    strings = any(s.dtype == tf.string for s in keras.tree.flatten(spec[0]))
+    if strings or _takes(model, spec):
+        raise ValueError(
+            f"The lots hold {'strings' if strings else _form(spec)}, which {type(model).__name__} "
+            "would preprocess, and lots are taken as they are: preprocess the records before the "
+            "lots are made, x = task.preprocessor(x), and set `task.preprocessor = None`, or give "
+            "arrays to fit."
+        )
+
+
+def _takes(model, spec):
+    """Tells whether a model's preprocessing can be traced for records."""
+    try:
+        _OneRecord(model, spec)
+    except ValueError as error:
+        return error.__cause__ is None  # it was traced, and refused for what it does
+    return True
+
+
+def preprocessed_batches(model: keras.Model, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Preprocesses the batches of a dataset, each record alone, as `preprocessed` does arrays.
+
+    Args:
+        model: the plain model.
+        dataset: its elements are batches `x`, `(x, y)` or `(x, y, sample_weight)` of raw records.
+
+    Raises:
+        ValueError: as `preprocessed`, where that is known without the records; the dataset holds
+            single records, ragged or sparse tensors.
+    """
+    structure, names, specs = dataset_leaves(dataset)
+    for name, spec in zip(names, specs, strict=True):
+        if spec.shape.rank == 0:
+            raise ValueError(
+                f"The dataset holds single records ({name} is a scalar): batch it, "
+                "dataset.batch(32)."
+            )
+    leaves = [
+        (tuple(s.shape[1:]), leaf_dtype(s.dtype, n)) for n, s in zip(names, specs, strict=True)
+    ]
+    one = _OneRecord(model, batch_spec(with_absent(structure, leaves), structure))
+
+    def of_record(leaves):
+        made = one(*(leaf[tf.newaxis] for leaf in leaves))
+        return [tf.ensure_shape(leaf, [1, *leaf.shape[1:]])[0] for leaf in made]
+
+    def of_batch(*element):
+        parts = [leaf for leaf in keras.tree.flatten(element) if leaf is not None]
+        given = [
+            tf.cast(leaf, s.dtype) if leaf.dtype != s.dtype else leaf
+            for leaf, s in zip(parts, one.given_specs, strict=True)
+        ]
+        signature = [tf.TensorSpec(s.shape[1:], s.dtype) for s in one.specs]
+        made = tf.map_fn(of_record, given, fn_output_signature=signature)
+        return keras.utils.pack_x_y_sample_weight(*one.pack(made))
+
+    return dataset.map(of_batch, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 class _OneRecord:
@@ -158,6 +251,11 @@ class _OneRecord:
         raise ValueError(f"The preprocessing of {self._model} {why}. {fix}")
 
     def _check_results(self):
+        if all(leaf is None for leaf in keras.tree.flatten(self._structure[0])):
+            self.refuse(
+                f"gives no tensor for x, but {self._structure[0]!r}",
+                "Return x, (x, y) or (x, y, sample_weight) of tensors.",
+            )
         for name, spec in zip(self.names, self.specs, strict=True):
             if not isinstance(spec, tf.TensorSpec):
                 kind = type(spec).__name__.removesuffix("Spec")
@@ -174,6 +272,8 @@ class _OneRecord:
     def check_rows(self, leaves: list[np.ndarray]) -> None:
         """Refuses leaves [records, rows, ...] with another number of rows than 1."""
         for name, leaf in zip(self.names, leaves, strict=True):
+            if leaf.ndim < 2:  # a result of unknown rank
+                self._refuse_rows(name, "no row")
             if leaf.shape[1] != 1:
                 self._refuse_rows(name, f"{leaf.shape[1]} rows")
 
@@ -213,6 +313,7 @@ def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]
         deterministic=True,
     )
     batches = made.batch(_READ_AT_ONCE).prefetch(2).as_numpy_iterator()
+    done = 0
     while True:
         try:
             leaves = next(batches)
@@ -221,20 +322,50 @@ def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]
         except tf.errors.OpError as error:
             if shapes_differ(error):
                 one.refuse("gives tensors of unequal shapes for different records", _FIXED)
-            one.refuse(f"stops at a record: {first_line(error)}", "Clean the records.")
+            number, error = _failing(source, one, done, error)
+            one.refuse(f"stops at record {number}: {first_line(error)}", "Clean the records.")
         one.check_rows(leaves)
+        done += len(leaves[0])
         yield [leaf[:, 0] for leaf in leaves]
 
 
-def _lists_to_arrays(part: Any) -> Any:
+def _failing(source, one, start, error):
+    """The number of the first record from `start` on that fails by itself, and its error."""
+    for number in range(start, min(start + _READ_AT_ONCE, len(source))):
+        try:
+            one(*(tf.constant(leaf) for leaf in source.rows(np.array([number]), 1)[1]))
+        except tf.errors.OpError as alone:
+            return number, alone
+    return f"{start} or after it", error
+
+
+def _refuse_lists_of_arrays(part):
+    """Refuses a list of which it is not known whether it is of records or of inputs."""
+    is_list = isinstance(part, list) and len(part) > 0
+    if is_list and any(isinstance(p, (list, tuple)) or np.ndim(p) > 0 for p in part):
+        raise ValueError(
+            f"x is a list of {len(part)} arrays without y: are they records, or inputs? For one "
+            "array of records give np.stack(x), for several inputs of each record the tuple "
+            "tuple(x)."
+        )
+
+
+def _lists_to_arrays(part: Any, name: str) -> Any:
     """Makes an array of every list; strings stay objects, as NumPy's own are of one length."""
+    if isinstance(part, (str, bytes)):
+        raise TypeError(f"{name} is one string, {part!r}: give a list of strings, [{part!r}].")
     if isinstance(part, tuple):
-        return tuple(_lists_to_arrays(value) for value in part)
+        return tuple(_lists_to_arrays(value, f"{name}[{i}]") for i, value in enumerate(part))
     if isinstance(part, dict):
-        return {key: _lists_to_arrays(value) for key, value in part.items()}
+        return {key: _lists_to_arrays(value, f"{name}[{key!r}]") for key, value in part.items()}
     if isinstance(part, list):
         strings = bool(part) and isinstance(part[0], (str, bytes))
-        return np.array(part, dtype=object if strings else None)
+        try:
+            return np.array(part, dtype=object if strings else None)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} is a list of {len(part)} rows of unequal lengths: pad them to one shape."
+            ) from error
     return part
 
 

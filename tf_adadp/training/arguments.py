@@ -15,7 +15,7 @@ from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.sampling import Lots, PoissonLots
 from tf_adadp.sampling.datasets import read_dataset
-from tf_adadp.sampling.preprocessing import preprocessed, preprocesses
+from tf_adadp.sampling.preprocessing import preprocessed, refuse_raw
 from tf_adadp.training.raw_records import validated
 from tf_adadp.utils.checks import check_choice, check_instance, check_integer, check_number
 
@@ -77,7 +77,7 @@ def fit_data(
     """
     validation_data = validated(model, validation_data, verbose)
     if isinstance(x, Lots):
-        _refuse_raw(model, x)
+        refuse_raw(model, x.element_spec)
         _refuse_beside(
             "lots: lots hold their data, weights and expected size; make the lots with it and",
             y=y,
@@ -164,16 +164,6 @@ def _refuse_beside(data, **arguments):
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"{name} is given beside {data} leave {name} out.")
-
-
-def _refuse_raw(model, lots):
-    """Refuses lots of strings for a model that makes tensors of them."""
-    specs = keras.tree.flatten(lots.element_spec[0])
-    if preprocesses(model) and any(spec.dtype == tf.string for spec in specs):
-        raise ValueError(
-            "The lots hold strings, and lots are taken as they are: preprocess the records before "
-            "the lots are made, x = task.preprocessor(x), or give arrays to fit."
-        )
 
 
 def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):

@@ -14,6 +14,7 @@ from tf_adadp.gradients.lot_sums import engine_for_lot
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies
+from tf_adadp.sampling.preprocessing import refuse_raw
 from tf_adadp.training.step import regularization_of
 from tf_adadp.utils.attached import STEPS, attached_dict
 from tf_adadp.utils.checks import check_instance
@@ -75,8 +76,9 @@ def private_step(
 
     Raises:
         TypeError, ValueError: an argument is of another kind; the model or loss cannot be trained
-            privately; the lot served a step before; AGD's budget is spent, or AGD is used inside
-            of a `tf.function`. Nothing is charged or changed then.
+            privately; the lot holds raw records, and the model is a task that preprocesses them;
+            the lot served a step before; AGD's budget is spent, or AGD is used inside of a
+            `tf.function`. Nothing is charged or changed then.
         RuntimeError: under a `tf.distribute` strategy, whose steps `DPModel.fit` takes.
     """
     _check(model, optimizer, ledger, law)
@@ -161,7 +163,13 @@ def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
     steps = attached_dict(model, STEPS)
     key = id(optimizer), id(engine)
     if key not in steps:
+        (x, y, sample_weight), _ = lot
+        spec = tf.nest.map_structure(
+            lambda t: None if t is None else tf.TensorSpec([None, *t.shape[2:]], t.dtype),
+            keras.tree.lists_to_tuples((x, y, sample_weight)),
+        )
         with tf.init_scope():
+            refuse_raw(model, spec)
             steps[key] = _Step(model, loss, optimizer, engine)
             optimizer.bind(model, loss)
     return steps[key]

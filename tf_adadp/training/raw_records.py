@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.sampling import Lots
-from tf_adadp.sampling.preprocessing import preprocessed, preprocesses
+from tf_adadp.sampling.preprocessing import preprocessed, preprocessed_batches, preprocesses
 from tf_adadp.utils.keras_compat import evaluates_for_fit
 
 
@@ -79,7 +79,7 @@ def evaluated(
     if not preprocesses(model):
         return x, y, sample_weight
     if isinstance(x, tf.data.Dataset):
-        return x.map(model.preprocess_samples, tf.data.AUTOTUNE), y, sample_weight
+        return preprocessed_batches(model, x), y, sample_weight
     if isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
         raise TypeError(
             f"x is a {type(x).__name__}, and {type(model).__name__} preprocesses its records: give "

@@ -19,6 +19,12 @@ _LIBRARIES = (
 )
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _PACKAGE = os.path.join(os.path.abspath(__file__).rpartition("gradients")[0], "")
+# What TensorFlow puts above the error of a traced function, or of its run.
+_FRAMES = re.compile(
+    r"^\s*(in user code:|Graph execution error:|Detected at node .*|<stack frames unavailable>"
+    r'|File ".*", line \d+, in .*\n.*)$',
+    re.MULTILINE,
+)
 # They stand in for operations, so that the code that called for one is further out.
 _REPLACING = ("dilation.py", "grouped_volumes.py", "indices.py")
 
@@ -70,12 +76,16 @@ def of_error(error: Exception, layer: keras.Layer | None = None) -> Obstacle:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error, with the one that Keras puts above it."""
+    """Returns the first line of an error, with the one that Keras puts above it.
+
+    Frames that TensorFlow puts above an error of traced code, each with its line, are left out.
+    """
     text = re.sub(r"\x1b\[\d*m", "", str(error))
+    text = _FRAMES.sub("", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return " ".join(lines[: 2 if lines[0].startswith("Exception encountered") else 1])
+    return " ".join(lines[: 2 if "Exception encountered" in lines[0] else 1])
 
 
 def of_value(value: Mixed, layer: keras.Layer | None = None) -> Obstacle:

@@ -19,6 +19,7 @@ except ImportError:  # Windows
 
 _FORMAT = "tf_adadp.records"
 _VERSION = 1
+_ON_DISK = "Keep them on disk: PoissonLots.from_dataset(dataset, ..., cache_dir=<a folder>)."
 _COMMIT_BYTES = 2**26  # an interrupted read repeats at most so much
 
 
@@ -28,10 +29,18 @@ class Columns:
     Args:
         names, dtypes: of the columns.
         limit: in bytes, what the arrays may take.
+        fix: what to do where they would take more.
     """
 
-    def __init__(self, names: Sequence[str], dtypes: Sequence[np.dtype], limit: int | None = None):
+    def __init__(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[np.dtype],
+        limit: int | None = None,
+        fix: str = _ON_DISK,
+    ):
         self._dtypes = dtypes
+        self._fix = fix
         self._limit = memory_limit() if limit is None else limit
         self._arrays: list[np.ndarray] | None = None
         self._rows = 0
@@ -53,9 +62,8 @@ class Columns:
             row_bytes = sum(a.itemsize * int(np.prod(a.shape[1:])) for a in self._arrays)
             if rows * row_bytes > self._limit:
                 raise ValueError(
-                    f"The dataset's first {rows:,} records take {rows * row_bytes:,} bytes, and "
-                    f"this process may keep {self._limit:,} in memory. Keep them on disk: "
-                    "PoissonLots.from_dataset(dataset, ..., cache_dir=<a folder>)."
+                    f"The first {rows:,} records take {rows * row_bytes:,} bytes, and "
+                    f"this process may keep {self._limit:,} in memory. {self._fix}"
                 )
             size = min(size, max(rows, self._limit // max(row_bytes, 1)))
             for array in self._arrays:

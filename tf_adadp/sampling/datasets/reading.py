@@ -73,7 +73,7 @@ def record_spec(dataset: tf.data.Dataset, batched: bool | None = None) -> Spec:
         ValueError: as for `read_dataset`, where that is known beforehand.
     """
     pipeline = _judged(dataset, batched)
-    structure, names, specs = _leaves(dataset)
+    structure, names, specs = dataset_leaves(dataset)
     leaves = []
     for spec, name in zip(specs, names, strict=True):
         shape = spec.shape[1:] if pipeline.batched else spec.shape
@@ -95,7 +95,7 @@ def _judged(dataset, batched):
 
 
 def _read(dataset, pipeline, cache_dir, verbose):
-    structure, names, specs = _leaves(dataset)
+    structure, names, specs = dataset_leaves(dataset)
     dtypes = [_numpy_type(spec, name) for spec, name in zip(specs, names, strict=True)]
     batches = _batches(dataset, pipeline, names)
     if cache_dir is None:
@@ -120,8 +120,12 @@ def _read(dataset, pipeline, cache_dir, verbose):
     return keras.tree.pack_sequence_as(structure, with_absent(structure, arrays))
 
 
-def _leaves(dataset):
-    """Returns the structure of `(x, y, sample_weight)`, and its leaves' names and TensorSpecs."""
+def dataset_leaves(dataset: tf.data.Dataset) -> tuple[Any, list[str], list[tf.TensorSpec]]:
+    """Returns the structure of `(x, y, sample_weight)`, and its leaves' names and TensorSpecs.
+
+    Raises:
+        ValueError: a leaf is ragged or sparse.
+    """
     parts = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
     structure = keras.tree.lists_to_tuples((*parts, None, None)[:3])
     found = [
