@@ -254,8 +254,9 @@ def test_noise_alone_lets_the_rate_be():
     optimizer = make("dprmsprop", seed=4)
     zeros = [tf.zeros((0, *shape)) for shape in SHAPES.values()]
     found = []
+    traced = tf.function(lambda: step(optimizer, zeros, 3.0))
     for _ in range(300):
-        step(optimizer, zeros, 3.0)
+        traced()
         m, f = factors(optimizer)
         found.append(m * float(np.mean(f)))
     assert min(found[20:]) > 0.5

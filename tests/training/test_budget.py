@@ -64,7 +64,12 @@ def test_training_costs_the_target_and_no_more(optimizer, arguments):
     [
         (lambda: dp.ShuffledLots(X, Y, 40), "rdp"),
         (lambda: dp.FixedSizeLots(X, Y, 40), "rdp"),
-        (lambda: dp.TruncatedPoissonLots(X, Y, 40, max_size=60), "pld"),
+        # Each reading of this law takes "pld" a second or more.
+        pytest.param(
+            lambda: dp.TruncatedPoissonLots(X, Y, 40, max_size=60),
+            "pld",
+            marks=pytest.mark.extended,
+        ),
         (
             lambda: dp.UserLots(
                 X,

@@ -372,14 +372,15 @@ def penalty(weight):
     return keras.ops.sum(keras.ops.square(weight))
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("make", "announced"),
     [
         (lambda: L.SimpleRNN(2, activation=centred), True),
+        (lambda: L.LSTM(2), False),
         (lambda: L.Bidirectional(L.GRU(2, recurrent_activation=centred)), True),
         (lambda: L.RNN([L.LSTMCell(2), L.LSTMCell(2, activation=centred)]), True),
         (lambda: L.SimpleRNN(2, activation=tf.tanh, kernel_regularizer=penalty), False),
-        (lambda: L.LSTM(2), False),
     ],
 )
 def test_training_warns_of_activations_in_long_loops(make, announced):
