@@ -61,8 +61,8 @@ learning = sentences(
     sklearn.preprocessing,
 )
 private_texts, private_labels = labelled(statistics, learning)
-x, x_test = private_texts[:-300], private_texts[-300:]
-y, y_test = private_labels[:-300], private_labels[-300:]
+x, x_test = private_texts[:-500], private_texts[-500:]
+y, y_test = private_labels[:-500], private_labels[-500:]
 print(f"{len(x)} private sentences, for example:", *x[:2], sep="\n")
 
 # %% [markdown]
