@@ -43,13 +43,15 @@ def check_grain(items: Any) -> list[Any]:
             twice, or has a slice of a source that changed its length since.
     """
     sources = list(_sources(items))
-    parts = [part for source in sources for part in _parts(source)]
-    for number, part in enumerate(parts):
-        if any(_overlap(part, other) for other in parts[:number]):
+    alike: dict[Any, list] = {}  # parts that may overlap
+    for part in (part for source in sources for part in _parts(source)):
+        others = alike.setdefault(_kind(part), [])
+        if any(_overlap(part, other) for other in others):
             raise ValueError(
                 f"x reads one source twice ({_named(part)}), so one record is in several elements, "
                 "and one element is the unit of privacy. Read it once."
             )
+        others.append(part)
     return sources
 
 
@@ -88,15 +90,21 @@ def _parts(source):
     return [source]
 
 
+def _kind(part):
+    """A file's path, the type of ranges and arrays, or an object's identity."""
+    if isinstance(part, tuple):
+        return part[0]
+    return type(part) if isinstance(part, (range, np.ndarray)) else id(part)
+
+
 def _overlap(a, b):
-    if isinstance(a, tuple) and isinstance(b, tuple):  # of one file, with common records
-        return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
-    if isinstance(a, range) and isinstance(b, range):
+    """Tells whether two parts of one kind have a record in common."""
+    if isinstance(a, tuple):
+        return max(a[1], b[1]) < min(a[2], b[2])
+    if isinstance(a, range):
         a, b = sorted((a, b), key=len)
         return any(number in b for number in a)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.shares_memory(a, b)
-    return a is b
+    return a is b or (isinstance(a, np.ndarray) and np.shares_memory(a, b))
 
 
 def _named(part):
