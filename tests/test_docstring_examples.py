@@ -37,15 +37,22 @@ def examples(name, value):
 
 
 OBJECTS = dict(public_objects())
+# Their bounds take many privacy loss distributions, some seconds each.
+SLOW = {"law_epsilon_lower_bound", "LawBound", "one_run_fdp_epsilon_lower_bound"}
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extended] * (name.rsplit(".", 1)[1] in SLOW))
+        for name in OBJECTS
+    ],
+)
 def test_example_runs_as_it_is_written(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example may write files
     keras.utils.set_random_seed(0)
     found = examples(name, OBJECTS[name])
-    if not found:
-        pytest.xfail("it shows no example yet")
+    assert found, "it shows no example"
     for test in found:
         failures = []
         doctest.DocTestRunner(optionflags=FLAGS).run(test, out=failures.append)

@@ -26,6 +26,7 @@ ROOMS = (
     "pca",
     "training",
     "model",
+    "loading",
     "callbacks",
     "audit",
     "tuning",

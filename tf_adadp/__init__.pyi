@@ -13,10 +13,10 @@ from .clipping import QuantileClip as QuantileClip
 from .distribution import replicas as replicas
 from .distribution import workers as workers
 from .gradients import clipped_sum as clipped_sum
+from .loading import load_model as load_model
 from .metrics import RawMetricsWarning as RawMetricsWarning
 from .metrics import ReleasedMetrics as ReleasedMetrics
 from .model import DPModel as DPModel
-from .model import load_model as load_model
 from .optimizers import ADADP as ADADP
 from .optimizers import ADAL as ADAL
 from .optimizers import ADAN as ADAN

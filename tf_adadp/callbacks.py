@@ -80,6 +80,11 @@ class PrivacyCallback(keras.callbacks.Callback):
             that is already spent, an ε that the ledger refuses to report, a ledger file that is
             damaged, of a newer version or about other data. Nothing is trained or overwritten.
         BlockingIOError: when training begins, where another run has the ledger file open.
+
+    Example:
+        >>> callback = dp.PrivacyCallback(target_delta=1e-5, max_epsilon=2.0)
+        >>> callback.target_delta
+        1e-05
     """
 
     reports_privacy = True

@@ -28,11 +28,6 @@ from tf_adadp.training.session import Session
 class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     """Wraps a Keras model so that `fit` trains it with differential privacy.
 
-        model = DPModel(keras.Sequential([...]))
-        model.compile(optimizer=ADADP(), loss=..., target_epsilon=2.0, target_delta=1e-5)
-        model.fit(x, y, batch_size=600, epochs=10, callbacks=[PrivacyCallback(1e-5)])
-        model.model.save("model.keras")            # the plain model, free of tf_adadp
-
     One Keras "batch" is one lot: Poisson-sampled with the EXPECTED size `batch_size`, its gradients
     clipped example by example and summed, noised once, and charged to `ledger` before it runs.
 
@@ -59,6 +54,20 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     Raises:
         TypeError: model is no plain `keras.Model`, or ledger no `PrivacyLedger`.
         ValueError: where a layer mixes examples or keeps statistics of raw data.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.Dense(1)]
+        >>> x, y = np.ones((100, 4)), np.ones((100, 1))
+        >>> model = dp.DPModel(keras.Sequential(layers))
+        >>> budget = {"target_epsilon": 2.0, "target_delta": 1e-3}
+        >>> model.compile(dp.DPSGD(), "mse", log_raw_metrics=False, **budget)
+        >>> history = model.fit(x, y, batch_size=20, epochs=3, verbose=0)  # lots of 20 on average
+        noise_multiplier=1.6252 for 15 steps (Poisson sampling: each of 100 records enters a lot
+        independently with probability 0.2 (expected lot size 20); these numbers are public):
+        epsilon <= 2.0 at delta=0.001 (rdp).
+        >>> print(f"{model.epsilon(delta=1e-3):.2f}")
+        2.00
+        >>> model.model.save("model.keras")  # the plain model, free of tf_adadp
     """
 
     def __init__(
@@ -436,15 +445,3 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         # Keras takes the means over all replicas only where a step logs nothing but metrics.
         metrics = self.get_metrics_result()
         return {name: metrics.get(name, value) for name, value in logs.items()}
-
-
-def load_model(
-    filepath: Any,
-    custom_objects: dict[str, Any] | None = None,
-    compile: bool = True,
-    safe_mode: bool = True,
-) -> Any:
-    """Loads a file that holds a `DPModel`, as `keras.saving.load_model`; noise keys are new."""
-    return keras.saving.load_model(
-        filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
-    )

@@ -46,7 +46,7 @@ from tf_adadp.accounting.laws import (
     UnknownSampling,
     UserSampling,
 )
-from tf_adadp.accounting.ledger import PrivacyLedger, PrivacyWarning
+from tf_adadp.accounting.ledger import PrivacyLedger
 from tf_adadp.accounting.planning import (
     BudgetSplit,
     calibrate_noise_multiplier,
@@ -56,6 +56,7 @@ from tf_adadp.accounting.planning import (
     max_steps,
     split_budget,
 )
+from tf_adadp.accounting.privacy_warning import PrivacyWarning
 from tf_adadp.accounting.selection import selection_event
 from tf_adadp.accounting.trials import search_event
 

@@ -32,6 +32,12 @@ def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: as `PrivacyLedger.epsilon`.
+
+    Example:
+        >>> ledger = dp.PrivacyLedger()
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> ledger.add(law.event(1.1), 1000, law=law)
+        >>> accounting.privacy_curve(ledger, delta=1e-5).savefig("curve.png")
     """
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
 

@@ -42,6 +42,13 @@ class LedgerEntry:
       adaptive: True if the outcomes of earlier releases decided what this one is.
       dataset: the name its user gave to the data set; None if none was given.
       key: the event in canonical form, see `event_key`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> ledger = dp.PrivacyLedger()
+        >>> ledger.add(law.event(1.1), 1000, law=law, origin="ADADP")
+        >>> print(ledger.entries[0].origin, ledger.entries[0].count)
+        ADADP 1000
     """
 
     id: str

@@ -73,6 +73,11 @@ def encode_event(event: dp_accounting.DpEvent) -> dict[str, Any]:
     Raises:
       ValueError: `event` is not a DpEvent of a class this package knows, or one of its fields is
         out of range (NaN and infinities included); the message names class and field.
+
+    Example:
+        >>> accounting.encode_event(accounting.FixedSizeSampling(100, 10).event(2.0))
+        {'type': 'SampledWithoutReplacementDpEvent', 'source_dataset_size': 100, 'sample_size': 10,
+        'event': {'type': 'GaussianDpEvent', 'noise_multiplier': 1.0}}
     """
     name = type(event).__name__
     if name not in _SCALAR_FIELDS or type(event) is not getattr(dp_event, name, None):
@@ -95,6 +100,11 @@ def decode_event(config: Mapping[str, Any]) -> dp_accounting.DpEvent:
     Raises:
       ValueError: unknown class (or one this version of dp_accounting lacks), missing, surplus or
         out-of-range fields.
+
+    Example:
+        >>> event = accounting.PoissonSampling(60000, 600).event(1.1)
+        >>> accounting.decode_event(accounting.encode_event(event)) == event
+        True
     """
     check_instance("event", config, Mapping, "a mapping", wrong_type=ValueError)
     fields = dict(config)

@@ -41,6 +41,14 @@ class RenyiFilter:
     Raises:
       ValueError: an argument is out of range, or the budget is below 0: at this order δ alone
         costs more than ε.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> ledger = dp.PrivacyLedger()
+        >>> filter = ledger.budget_for(law.event(1.1), 2.0, 1e-5, law=law)
+        >>> ledger.begin_budget(filter)
+        >>> ledger.remaining_under(filter, law.event(1.1))
+        1404
     """
 
     order: float
@@ -196,6 +204,13 @@ class LedgerBudget:
       filter: the `RenyiFilter`, fixed when the budget began.
       outside: how many releases the filter does not speak for: made before it was fixed, beside
         it, or where it had no room. 0 makes the budget a guarantee.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> ledger = dp.PrivacyLedger()
+        >>> ledger.begin_budget(ledger.budget_for(law.event(1.1), 2.0, 1e-5, law=law))
+        >>> ledger.budgets[0].filter.epsilon
+        2.0
     """
 
     filter: RenyiFilter

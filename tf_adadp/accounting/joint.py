@@ -20,6 +20,10 @@ def joint_noise_multiplier(*noise_multipliers: float) -> float:
 
     Raises:
       ValueError: there is none, or one is negative or not finite.
+
+    Example:
+        >>> round(accounting.joint_noise_multiplier(4.0, 20.0), 3)
+        3.922
     """
     if not noise_multipliers:
         raise ValueError("noise_multipliers must hold at least one number.")

@@ -21,18 +21,15 @@ from tf_adadp.accounting.filters import LedgerBudget, RenyiFilter
 from tf_adadp.accounting.history import History, add_reasons
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.accounting.outlook import Outlook
+from tf_adadp.accounting.privacy_warning import PrivacyWarning
 from tf_adadp.accounting.statement import privacy_statement
 from tf_adadp.utils.checks import check_delta, check_epsilon, check_instance, check_text
 
 _UNITING = threading.Lock()
 
 
-class PrivacyWarning(UserWarning):
-    """A figure is correct as stated, but the way it was reached deserves attention."""
-
-
 class PrivacyLedger(Outlook):
-    """An append-only record of releases on one data set, and the ε they add up to.
+    """Records the releases on one data set, append-only, and adds up their ε.
 
     Guarantee: with every release recorded BEFORE it is made, `epsilon(delta)` is an upper bound on
     the privacy loss of all of them together, for one unit (a record; a user under `UserSampling`)
@@ -40,22 +37,25 @@ class PrivacyLedger(Outlook):
     not by saving and loading, not by merging. What cannot be analysed is refused, never left out.
 
     Equal consecutive releases share one entry. Each entry has a random id, and a ledger that was
-    loaded, merged or copied starts new entries: so two continuations of one checkpoint stay
-    apart, and `merge` can unite them without losing or double-counting a release.
+    loaded, merged or copied starts new entries. So `merge` can unite two continuations of one
+    checkpoint without losing or double-counting a release.
 
     A figure is a guarantee for what was fixed before the first release. What this ledger knows to
     have been decided on the way is in `odometer_reasons`; a budget that holds all the same is in
-    `budgets`.
-
-    Adding is thread-safe.
+    `budgets`. Adding is thread-safe.
 
     Args:
-      dataset: a public name for the data set, written into every release from now on. A ledger of
-        another data set is then refused by `merge`. Never a hash of the records: that would be a
-        statistic of them, released without noise. None for no name.
+      dataset: a public name for the data set, written into every release from now on; `merge`
+        refuses other names. Never a hash of the records, a statistic without noise. None for none.
 
     Raises:
       ValueError: dataset is neither None nor a non-empty string.
+
+    Example:
+        >>> law, ledger = accounting.PoissonSampling(60000, 600), dp.PrivacyLedger()
+        >>> ledger.add(law.event(noise_multiplier=1.1), 1000, law=law)
+        >>> round(ledger.epsilon(delta=1e-5), 3)
+        1.712
     """
 
     def __init__(self, dataset: str | None = None):

@@ -49,6 +49,11 @@ def epsilon(
     """Returns ε such that `steps` releases are (ε, δ)-differentially private.
 
     Args, guarantee and errors: see the module docstring. `steps` = 0 costs 0.
+
+    Example:
+        >>> epsilon = accounting.epsilon(1.1, sampling_probability=0.01, steps=1000, delta=1e-5)
+        >>> round(epsilon, 3)
+        1.712
     """
     releases = _releases(noise_multiplier, sampling_probability, steps)
     return releases.epsilon(check_delta(delta), accountant)
@@ -64,6 +69,11 @@ def delta(
     """Returns δ such that `steps` releases are (ε, δ)-differentially private.
 
     Args, guarantee and errors: see the module docstring; epsilon is finite and ≥ 0.
+
+    Example:
+        >>> delta = accounting.delta(1.1, sampling_probability=0.01, steps=1000, epsilon=2.0)
+        >>> print(f"{delta:.2e}")
+        8.15e-07
     """
     releases = _releases(noise_multiplier, sampling_probability, steps)
     return releases.delta(check_epsilon(epsilon), accountant)
@@ -90,6 +100,13 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: an argument is out of range, or no noise up to 2^30 reaches the target (the
         conversion of "theorem1" alone costs log(1/δ)/63).
+
+    Example:
+        >>> sigma = accounting.calibrate_noise_multiplier(
+        ...     target_epsilon=2.0, delta=1e-5, sampling_probability=0.01, steps=1000
+        ... )
+        >>> round(sigma, 3)
+        1.023
     """
     target_epsilon = check_target_epsilon(target_epsilon)
     delta = check_delta(delta)
@@ -126,6 +143,13 @@ def calibrate_sampling_probability(
 
     Raises:
       ValueError: an argument is out of range, or no q down to 2^-50 reaches the target.
+
+    Example:
+        >>> q = accounting.calibrate_sampling_probability(
+        ...     target_epsilon=2.0, delta=1e-5, noise_multiplier=1.1, steps=1000
+        ... )
+        >>> round(q, 4)
+        0.0116
     """
     target_epsilon = check_target_epsilon(target_epsilon)
     delta = check_delta(delta)
@@ -152,6 +176,10 @@ class BudgetSplit:
     Attributes:
       release_noise_multiplier: σ of the first release, e.g. of DPPCA.
       noise_multiplier: σ* of training.
+
+    Example:
+        >>> accounting.BudgetSplit(release_noise_multiplier=10.0, noise_multiplier=1.1)
+        BudgetSplit(release_noise_multiplier=10.0, noise_multiplier=1.1)
     """
 
     release_noise_multiplier: float
@@ -189,6 +217,13 @@ def split_budget(
     Raises:
       ValueError: an argument is out of range, both or neither of the last two are given, or the
         release leaves nothing for training.
+
+    Example:
+        >>> split = accounting.split_budget(
+        ...     2.0, 1e-5, sampling_probability=0.01, steps=1000, share=0.2
+        ... )
+        >>> print(f"{split.release_noise_multiplier:.2f}, {split.noise_multiplier:.3f}")
+        9.43, 1.034
     """
     if (share is None) == (release_noise_multiplier is None):
         raise ValueError(
@@ -288,6 +323,10 @@ def max_steps(
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+        >>> accounting.max_steps(1.1, sampling_probability=0.01, target_epsilon=2.0, delta=1e-5)
+        1404
     """
     target_epsilon = check_target_epsilon(target_epsilon)
     delta = check_delta(delta)

@@ -23,6 +23,11 @@ def selection_event(law: SamplingLaw, selection_epsilon: float) -> dp_accounting
 
     Raises:
       ValueError: a law without a bound, or ε_s out of range.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> accounting.selection_event(law, selection_epsilon=0.1)
+        ZCDpEvent(rho=1.3811625424755317e-07, xi=0.0)
     """
     epsilon = check_number("selection_epsilon", selection_epsilon, above=0)
     return law.selection_event(epsilon)

@@ -38,6 +38,14 @@ def search_event(
 
     Raises:
       ValueError: steps or mean_trials is out of range.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> event = accounting.search_event(law.event(1.0), steps=100, mean_trials=10)
+        >>> ledger = dp.PrivacyLedger()
+        >>> ledger.add(event)
+        >>> round(ledger.epsilon(1e-5), 2)
+        2.24
     """
     steps = check_integer("steps", steps, at_least=1)
     return best_of_trials(dp_accounting.SelfComposedDpEvent(event, steps), mean_trials)

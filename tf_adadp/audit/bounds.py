@@ -31,6 +31,13 @@ class EpsilonBound:
         event: the event that was tested, in words; it was chosen on other draws than tested on.
         frequent: (count, draws) of the event where it is likely.
         rare: (count, draws) of the event on the other data set.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> bound = dp.audit.epsilon_lower_bound(scores, neighbor_scores, delta=1e-5)
+        >>> print(bound.confidence)
+        0.95
     """
 
     epsilon: float
@@ -68,6 +75,13 @@ def epsilon_lower_bound(
 
     Raises:
         ValueError: a sample has fewer than 4 numbers, or a NaN; delta or confidence out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> bound = dp.audit.epsilon_lower_bound(scores, neighbor_scores, delta=1e-5)
+        >>> print(f"{bound.epsilon:.2f}")
+        2.25
     """
     delta = check_number("delta", delta, at_least=0, below=1)
     level = _level(confidence) / 2
@@ -134,6 +148,12 @@ def gaussian_epsilon_estimate(scores: ArrayLike, neighbor_scores: ArrayLike, del
     nothing about a mechanism.
 
     Args, errors: as for `epsilon_lower_bound`; δ in (0, 1); finite scores.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> print(f"{dp.audit.gaussian_epsilon_estimate(scores, neighbor_scores, delta=1e-5):.2f}")
+        4.34
     """
     delta = check_delta(delta)
     a, b = _sample("scores", scores), _sample("neighbor_scores", neighbor_scores)
@@ -174,6 +194,11 @@ def one_run_p_value(
 
     Raises:
         ValueError: a number is out of range.
+
+    Example:
+        >>> p_value = dp.audit.one_run_p_value(1000, 200, 180, epsilon=1.0, delta=1e-5)
+        >>> print(f"{p_value:.1e}")
+        4.4e-04
     """
     m, r, v = check_guesses(canaries, guesses, correct)
     epsilon = check_number("epsilon", epsilon, at_least=0)
@@ -197,6 +222,11 @@ def one_run_epsilon_lower_bound(
     the bound holds whether the p-value rises with ε everywhere or not.)
 
     Args, errors: as for `one_run_p_value`; confidence in (0, 1).
+
+    Example:
+        >>> bound = dp.audit.one_run_epsilon_lower_bound(1000, guesses=200, correct=180, delta=1e-5)
+        >>> round(bound, 3)
+        1.796
     """
     level = _level(confidence)
 
@@ -239,6 +269,11 @@ def best_guesses(scores: ArrayLike, coins: ArrayLike, num_guesses: int | None) -
 
     Raises:
         ValueError: lengths that differ, a NaN, num_guesses out of range.
+
+    Example:
+        >>> coins = np.array([True, True, False, False])
+        >>> dp.audit.best_guesses([3.0, 2.0, 1.0, 0.0], coins, num_guesses=2)
+        2
     """
     scores, coins = np.asarray(scores, np.float64), np.asarray(coins)
     if scores.ndim != 1 or scores.shape != coins.shape or coins.dtype != bool:
@@ -261,6 +296,11 @@ def clopper_pearson(count: ArrayLike, draws: ArrayLike, level: float) -> tuple[f
     """Returns one-sided bounds (low, high) of a probability, each wrong with probability ≤ level.
 
     Clopper and Pearson 1934: exact for any number of draws. `count` may be an array.
+
+    Example:
+        >>> low, high = dp.audit.clopper_pearson(90, 100, level=0.025)
+        >>> print(f"{low:.3f}, {high:.3f}")
+        0.824, 0.951
     """
     count = np.asarray(count, np.float64)
     low = np.where(count > 0, special.betaincinv(np.maximum(count, 1), draws - count + 1, level), 0)

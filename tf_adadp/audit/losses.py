@@ -23,6 +23,15 @@ def example_losses(model: keras.Model, x: object, y: object, batch_size: int = 2
 
     Raises:
         ValueError: the model has no compiled loss, or it is not built.
+
+    Example:
+        >>> layer = keras.layers.Dense(1, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.Input((2,)), layer])
+        >>> model.compile(loss="mse")
+        >>> x, y = np.ones((2, 2)), np.array([[1.0], [2.0]])
+        >>> loss = model.evaluate(x, y, verbose=0)
+        >>> dp.audit.example_losses(model, x, y).tolist()
+        [1.0, 4.0]
     """
     loss = compile_loss_of(model)
     if loss is None or not loss.built:

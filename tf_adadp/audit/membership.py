@@ -33,6 +33,11 @@ class MembershipReport:
         fair_coins: whether members were chosen by independent fair coins; `epsilon_lower_bound`
             rests on it.
         name: of the attack.
+
+    Example:
+        >>> members = np.array([True, True, False])
+        >>> dp.audit.MembershipReport(np.array([3.0, 2.0, 1.0]), members).auc
+        1.0
     """
 
     scores: np.ndarray
@@ -139,6 +144,15 @@ def loss_attack(
 
     Returns:
         A `MembershipReport`.
+
+    Example:
+        >>> layer = keras.layers.Dense(1, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.Input((2,)), layer])
+        >>> model.compile(loss="mse")
+        >>> x, y = np.ones((2, 2)), np.array([[1.0], [2.0]])
+        >>> loss = model.evaluate(x, y, verbose=0)
+        >>> dp.audit.loss_attack(model, x, y, members=np.array([True, False])).auc
+        1.0
     """
     losses = example_losses(model, x, y, batch_size)
     return MembershipReport(-_finite(losses), members, fair_coins, "loss threshold")
@@ -183,6 +197,18 @@ def lira(
 
     Raises:
         ValueError: num_shadows < 4: a variance takes two shadows with and two without a record.
+
+    Example:
+        >>> x, y = np.random.default_rng(0).normal(size=(20, 2)), np.zeros((20, 1))
+        >>> def train(present):
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        ...     model.fit(x[present], y[present], verbose=0)
+        ...     return model
+        ...
+        >>> report, target = dp.audit.lira(train, x, y, num_shadows=4, seed=0)
+        >>> report.scores.shape
+        (20,)
     """
     num_shadows = check_integer("num_shadows", num_shadows, at_least=4)
     n = len(keras.tree.flatten(x)[0])

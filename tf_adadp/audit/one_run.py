@@ -31,6 +31,13 @@ class OneRunBound:
         method: "steinke", which holds for any mechanism, or "f-dp", which holds within the family
             of the claim that was given.
         steinke_epsilon: the bound by "steinke" alone, which holds together with `epsilon`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> coins = rng.random(1000) < 0.5
+        >>> bound = dp.audit.one_run_bound(coins + rng.normal(0, 0.5, 1000), coins, delta=1e-5)
+        >>> print(bound.canaries, bound.method)
+        1000 steinke
     """
 
     epsilon: float
@@ -81,6 +88,13 @@ def one_run_bound(
 
     Raises:
         ValueError: see `best_guesses`, `one_run_p_value` and `one_run_fdp_epsilon_lower_bound`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> coins = rng.random(1000) < 0.5
+        >>> bound = dp.audit.one_run_bound(coins + rng.normal(0, 0.5, 1000), coins, delta=1e-5)
+        >>> print(f"{bound.epsilon:.2f}")
+        3.24
     """
     m = len(coins)
     if num_guesses is None:
@@ -135,6 +149,15 @@ class OneRunAudit(keras.callbacks.Callback):
 
     Raises:
         TypeError, ValueError: as for `PoissonLots`.
+
+    Example:
+        >>> canaries = dp.audit.OneRunAudit(np.eye(4), np.ones((4, 1)), seed=0)
+        >>> model = dp.DPModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        >>> model.compile(dp.DPSGD(noise_multiplier=2.0), "mse", log_raw_metrics=False)
+        >>> lots = canaries.lots(np.zeros((20, 4)), np.zeros((20, 1)), expected_size=8)
+        >>> history = model.fit(lots, epochs=1, verbose=0, callbacks=[canaries])
+        >>> canaries.bound(delta=1e-5, claim=None).epsilon < model.epsilon(1e-5)
+        True
     """
 
     def __init__(

@@ -25,6 +25,14 @@ class MechanismAudit:
     Attributes:
         scores, neighbor_scores: float64 [draws], of D (without the canary) and of D' (with it).
         bound: the `EpsilonBound`.
+
+    Example:
+        >>> optimizer = dp.DPSGD(1.0, noise_multiplier=2.0)
+        >>> optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+        >>> canary = [np.array([3.0, 4.0])]
+        >>> found = dp.audit.audit_optimizer(optimizer, canary, draws=2000, delta=1e-5, seed=0)
+        >>> found.scores.shape
+        (2000,)
     """
 
     scores: np.ndarray
@@ -93,6 +101,14 @@ def audit_optimizer(
 
     Raises:
         ValueError: an argument is out of range; see `draw_scores`.
+
+    Example:
+        >>> optimizer = dp.DPSGD(1.0, noise_multiplier=2.0)
+        >>> optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+        >>> canary = [np.array([3.0, 4.0])]
+        >>> found = dp.audit.audit_optimizer(optimizer, canary, draws=2000, delta=1e-5, seed=0)
+        >>> 0 < found.epsilon < accounting.epsilon(2.0, 1.0, 1, 1e-5)
+        True
     """
     _check_optimizer(optimizer)
     steps = check_integer("steps", steps, at_least=1)
@@ -153,6 +169,20 @@ def draw_scores(
     Raises:
         ValueError: no private optimizer, not built, or made with `seed`: its noise follows the
             step, so that every run would draw the same.
+
+    Example:
+        >>> optimizer = dp.DPSGD(1.0, noise_multiplier=2.0)
+        >>> optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+        >>> def run(neighbor):
+        ...     gradient = tf.constant([[3.0, 4.0]]) * tf.cast(neighbor, tf.float32)
+        ...     sums = optimizer.clipping_set().clipped_sum([gradient], tf.ones([1]))
+        ...     with dp.audit.recorded_releases(optimizer) as releases:
+        ...         optimizer.apply_private(sums, 1.0)
+        ...     return tf.reduce_sum(releases[0][0])
+        ...
+        >>> scores, neighbor_scores = dp.audit.draw_scores(optimizer, run, draws=100, seed=0)
+        >>> scores.shape
+        (100,)
     """
     _check_optimizer(optimizer)
     draws = check_integer("draws", draws, at_least=1)
@@ -188,6 +218,16 @@ def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
     """Lists what the optimizer releases within it: (released sums over L, noise std over L).
 
     While a graph is traced the entries are symbolic.
+
+    Example:
+        >>> optimizer = dp.DPSGD(1.0, noise_multiplier=2.0)
+        >>> optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+        >>> sums = optimizer.clipping_set().clipped_sum([tf.zeros([1, 2])], tf.ones([1]))
+        >>> with dp.audit.recorded_releases(optimizer) as releases:
+        ...     optimizer.apply_private(sums, 1.0)
+        ...
+        >>> len(releases)
+        1
     """
     releases, with_noise = [], optimizer._with_noise
 

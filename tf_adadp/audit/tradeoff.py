@@ -34,6 +34,13 @@ class GaussianBound(EpsilonBound):
 
     Attributes:
         mu: every μ' below it is refuted, without any assumption.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> bound = dp.audit.gaussian_epsilon_lower_bound(scores, neighbor_scores, delta=1e-5)
+        >>> print(f"{bound.mu:.2f}")
+        0.92
     """
 
     mu: float
@@ -47,6 +54,13 @@ class LawBound(EpsilonBound):
         claim: ε of the claim at δ.
         refuted: whether the claim itself is refuted, without any assumption.
         noise_scale: the claim with this many times its noise, or more, is refuted; ∞ for none.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 500), rng.normal(1, 1, 500)
+        >>> claim = accounting.FixedSizeSampling(100, 100).event(9.0)  # more noise than there is
+        >>> dp.audit.law_epsilon_lower_bound(scores, neighbor_scores, claim, delta=1e-5).refuted
+        True
     """
 
     claim: float
@@ -85,6 +99,13 @@ def gaussian_epsilon_lower_bound(
 
     Raises:
         ValueError: a sample has fewer than 4 numbers, or a NaN; delta or confidence out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> bound = dp.audit.gaussian_epsilon_lower_bound(scores, neighbor_scores, delta=1e-5)
+        >>> print(f"{bound.epsilon:.2f} <= epsilon")
+        3.97 <= epsilon
     """
     delta = check_delta(delta)
     level = _level(confidence) / 2
@@ -145,6 +166,14 @@ def law_epsilon_lower_bound(
     Raises:
         ValueError: as for `gaussian_epsilon_lower_bound`; a claim without releases, with a
             non-private one, or with one that the "pld" accountant cannot analyse.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores, neighbor_scores = rng.normal(0, 1, 20000), rng.normal(1, 1, 20000)
+        >>> claim = accounting.FixedSizeSampling(100, 100).event(2.0)
+        >>> bound = dp.audit.law_epsilon_lower_bound(scores, neighbor_scores, claim, delta=1e-5)
+        >>> bound.refuted
+        False
     """
     delta = check_delta(delta)
     level = _level(confidence) / 2
@@ -208,6 +237,12 @@ def one_run_fdp_epsilon_lower_bound(
     Raises:
         ValueError: a number is out of range; a claim as for `law_epsilon_lower_bound`, or one for
             records replaced.
+
+    Example:
+        >>> claim = accounting.FixedSizeSampling(100, 100).event(2.0)
+        >>> found = dp.audit.one_run_fdp_epsilon_lower_bound(1000, 200, 180, claim, delta=1e-5)
+        >>> round(found, 2)
+        2.87
     """
     m, r, v = check_guesses(canaries, guesses, correct)
     return one_run_family_bound(one_run_family(claim), m, r, v, delta, confidence)

@@ -43,6 +43,11 @@ class ClippedSums(list):
         clipping_set: the `ClippingSet` that every example was clipped to.
         lot: `((x, y, sample_weight), mask)`, the lot that was summed; None where it is not known.
             Then the caller must release from each lot only once.
+
+    Example:
+        >>> sums = dp.ClippedSums([tf.constant([3.0, 4.0])], dp.clipping.L2Ball(5.0))
+        >>> sums[0].numpy().tolist()
+        [3.0, 4.0]
     """
 
     def __init__(

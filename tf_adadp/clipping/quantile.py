@@ -44,6 +44,10 @@ class QuantileClip:
 
     Raises:
         ValueError: on an argument that is out of range.
+
+    Example:
+        >>> dp.DPSGD(1.0, l2_norm_clip=dp.QuantileClip(0.5), noise_multiplier=1.1).l2_norm_clip
+        QuantileClip(quantile=0.5, initial_norm=1.0, learning_rate=0.2, budget_share=0.01)
     """
 
     def __init__(

@@ -49,6 +49,16 @@ def clipped_sum(
 
     Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with
     microbatch_size > 1 by the difference of two.
+
+    Example:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.Input((2,)), layer])
+        >>> optimizer = dp.DPSGD(noise_multiplier=1.0)
+        >>> optimizer.build(model.trainable_variables)
+        >>> lot = dp.make_lot(np.eye(2), np.ones((2, 1)))
+        >>> sums = dp.clipped_sum(model, keras.losses.MeanSquaredError(), lot, optimizer)
+        >>> sums[0].numpy().round(3).tolist()
+        [[-1.0], [-1.0]]
     """
     _check_ready(optimizer, expected_lot_size)
     engine = engine_for_lot(

@@ -16,6 +16,12 @@ class RawMetricsWarning(UserWarning):
 
     `fit` gives it once per `DPModel` whose `compile` got neither `released_metrics` nor
     `log_raw_metrics`.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", dp.RawMetricsWarning)  # an error from here on
+        ...
     """
 
 
@@ -60,6 +66,11 @@ class ReleasedMetrics:
         ValueError: on an argument that is out of range; when training begins, on a name that is not
             compiled, on a metric that is no mean over examples or keeps state, on an optimizer
             whose steps cannot cover metrics (AGD).
+
+    Example:
+        >>> metrics = dp.ReleasedMetrics(20.0, loss_bound=4.0, metrics=["accuracy"])
+        >>> metrics.loss_bound
+        4.0
     """
 
     noise_multiplier: float

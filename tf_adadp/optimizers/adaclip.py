@@ -46,6 +46,12 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         prior, warmup_steps, prior_decay, prior_exponent: of "normalized", see `AdaptiveNoise`.
         momentum, nesterov: as in `keras.optimizers.SGD`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> dp.AdaCliP(1.0, noise_multiplier=1.1).event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     _default_exponent = 0.25

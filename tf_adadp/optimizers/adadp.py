@@ -56,6 +56,14 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
         momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
             `keras.optimizers.RMSprop`.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.Dense(1)]
+        >>> model = dp.DPModel(keras.Sequential(layers))
+        >>> model.compile(dp.ADADP(noise_multiplier=2.0), "mse", log_raw_metrics=False)
+        >>> history = model.fit(np.ones((100, 4)), np.ones((100, 1)), batch_size=20, verbose=0)
+        >>> print(f"epsilon = {model.epsilon(delta=1e-3):.3f} after {model.ledger.steps} steps")
+        epsilon = 0.869 after 5 steps
     """
 
     _default_exponent = 0.5

@@ -82,6 +82,11 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         ValueError: on arguments out of range; at the beginning of a run, before anything is
             trained, on steps_per_execution ≠ 1, on lots of unknown sampling, and on a budget
             without room for a round.
+
+    Example:
+        >>> optimizer = dp.AGD(total_epsilon=3.0, total_delta=1e-5)
+        >>> optimizer.total_epsilon, optimizer.total_delta
+        (3.0, 1e-05)
     """
 
     distributable = False

@@ -26,6 +26,12 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
         momentum, nesterov: as in `keras.optimizers.SGD`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier; there is no l2_norm_clip)
             and `keras.optimizers.SGD`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> dp.AutoSGD(1.0, noise_multiplier=1.1).event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     def __init__(

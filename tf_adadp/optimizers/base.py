@@ -68,6 +68,13 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
     Raises:
         ValueError: on an argument that is missing, of the wrong type or out of range.
+
+    Example:
+        >>> class DPNadam(dp.DPOptimizer, keras.optimizers.Nadam):
+        ...     "Nadam on a private gradient."
+        ...
+        >>> DPNadam(0.001, noise_multiplier=1.1).noise_multiplier
+        1.1
     """
 
     moves_every_step: ClassVar[bool] = True  # False where a step may leave the weights as they were

@@ -17,6 +17,12 @@ class DPAdam(DPOptimizer, keras.optimizers.Adam):
         learning_rate: η, a float or a Keras schedule.
         beta_1, beta_2, epsilon, amsgrad: as in `keras.optimizers.Adam`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.Adam`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> dp.DPAdam(0.001, noise_multiplier=1.1).event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     def __init__(

@@ -71,6 +71,15 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
     Raises:
         ValueError: on directions that are not finite numbers, or, when built, do not have the
             shapes of the variables.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> optimizer = dp.DPOPT(
+        ...     directions="budgeted", direction_noise_multiplier=3.0, noise_multiplier=1.0
+        ... )
+        >>> optimizer.event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=0.9486832980505138))
     """
 
     covers_metrics = True

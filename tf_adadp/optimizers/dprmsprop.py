@@ -20,6 +20,12 @@ class DPRMSprop(FoundRate, keras.optimizers.RMSprop):
         rho, momentum, epsilon, centered: as in `keras.optimizers.RMSprop`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and
             `keras.optimizers.RMSprop`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> dp.ADAL(noise_multiplier=1.1).event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     def __init__(

@@ -19,6 +19,12 @@ class DPSGD(DPOptimizer, keras.optimizers.SGD):
         learning_rate: η, a float or a Keras schedule.
         momentum, nesterov: as in `keras.optimizers.SGD`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> dp.DPSGD(1.0, noise_multiplier=1.1, momentum=0.9).event(law)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     def __init__(

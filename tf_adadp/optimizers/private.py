@@ -45,6 +45,11 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type[DPOp
 
     Raises:
         TypeError: not such a class, or private already.
+
+    Example:
+        >>> DPNadam = dp.make_private(keras.optimizers.Nadam)
+        >>> DPNadam(learning_rate=0.001, noise_multiplier=1.1).l2_norm_clip
+        1.0
     """
     if not inspect.isclass(optimizer_class) or not issubclass(
         optimizer_class, keras.optimizers.Optimizer

@@ -100,6 +100,13 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             the training data, that overlap them, or on which the loss is not finite. Overlap is
             seen where arrays share memory or are equal as a whole; copies of some of the rows, and
             data that lots do not hold as arrays, are not compared.
+
+    Example:
+        >>> public = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
+        >>> optimizer = dp.SADPSGD(1.0, noise_multiplier=1.1, energy_data=public)
+        >>> optimizer.event(accounting.PoissonSampling(num_examples=60000, expected_size=600))
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     distributable = False

@@ -25,6 +25,11 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
         initial_learning_rate: η₀ > 0.
         decay_steps: > 0; after three times as many steps the rate is half of η₀.
         warmup_steps: ≥ 1, an integer; 1 is no warm-up.
+
+    Example:
+        >>> schedule = dp.InverseSqrtDecay(0.032, decay_steps=20, warmup_steps=5)
+        >>> [round(float(schedule(step)), 4) for step in (0, 4, 60, 300)]
+        [0.0064, 0.0292, 0.016, 0.008]
     """
 
     def __init__(

@@ -77,6 +77,11 @@ class DPPCA:
 
     Raises:
         ValueError: an argument is out of range.
+
+    Example:
+        >>> pca = dp.DPPCA(n_components=2, noise_multiplier=16.0).fit(np.eye(8))
+        >>> print(pca.components_.shape, round(pca.ledger.epsilon(1e-5), 3))
+        (2, 8) 0.226
     """
 
     def __init__(

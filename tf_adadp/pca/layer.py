@@ -37,6 +37,11 @@ class PCAProjection(keras.layers.Layer):
 
     Raises:
         ValueError: an argument is out of range; inputs have another number of entries.
+
+    Example:
+        >>> layer = dp.DPPCA(n_components=2, noise_multiplier=16.0).fit(np.eye(8)).layer()
+        >>> layer(np.zeros((3, 8))).shape
+        TensorShape([3, 2])
     """
 
     def __init__(

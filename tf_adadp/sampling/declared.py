@@ -58,6 +58,19 @@ class DeclaredLots(Lots):
             in number; the dataset ended, or other DeclaredLots have read it.
         ContradictedLaw: a ValueError, while reading: the sizes of the batches contradict the law
             (a last batch that is short: batch with drop_remainder=True).
+
+    Example:
+        >>> x, y, rng = np.zeros((1000, 4)), np.zeros(1000), np.random.default_rng()
+        >>> def draw():
+        ...     for _ in range(10):
+        ...         rows = rng.choice(1000, 100, replace=False)
+        ...         yield x[rows], y[rows]
+        ...
+        >>> spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None])
+        >>> batches = tf.data.Dataset.from_generator(draw, output_signature=spec)
+        >>> law = accounting.FixedSizeSampling(num_examples=1000, size=100)
+        >>> dp.DeclaredLots(batches, law, steps_per_epoch=10).law.declared
+        True
     """
 
     def __init__(

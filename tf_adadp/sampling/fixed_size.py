@@ -28,6 +28,11 @@ class FixedSizeLots(SampledLots, enforces_law=True):
     Raises:
         TypeError: as for `PoissonLots`.
         ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
+
+    Example:
+        >>> lots = dp.FixedSizeLots(np.zeros((1000, 4)), np.zeros(1000), size=100)
+        >>> lots.law.neighboring_relation.name
+        'REPLACE_ONE'
     """
 
     def __init__(

@@ -32,6 +32,11 @@ def make_lot(
     Raises:
         TypeError: something is no array; `physical_batch_size` is no integer.
         ValueError: the arrays differ in rows; `physical_batch_size` is less than 1.
+
+    Example:
+        >>> (x, y, weights), mask = dp.make_lot(np.ones((3, 2)), np.ones(3), physical_batch_size=2)
+        >>> print(x.shape, mask.numpy().astype(int).tolist())
+        (2, 2, 2) [[1, 1], [1, 0]]
     """
     source = ArraySource(x, y, sample_weight)
     size = max(len(source), 1)

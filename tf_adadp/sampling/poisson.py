@@ -67,6 +67,11 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
             `present` of another shape or type, num_examples below the number of records.
 
     Source: Abadi et al. 2016, "Deep learning with differential privacy", section 3.1 (lots).
+
+    Example:
+        >>> lots = dp.PoissonLots(np.zeros((1000, 4)), np.zeros(1000), expected_size=100)
+        >>> print(lots.steps_per_epoch, lots.law.probability)
+        10 0.1
     """
 
     def __init__(

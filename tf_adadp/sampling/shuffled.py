@@ -33,6 +33,11 @@ class ShuffledLots(SampledLots, enforces_law=True):
     Raises:
         TypeError: as for `PoissonLots`.
         ValueError: empty data, arrays of unequal length, `size` missing or no integer in 1..N.
+
+    Example:
+        >>> lots = dp.ShuffledLots(np.zeros((1000, 4)), np.zeros(1000), size=100)
+        >>> lots.steps_per_epoch
+        10
     """
 
     def __init__(

@@ -30,6 +30,11 @@ class TruncatedPoissonLots(SampledLots, enforces_law=True):
     Raises:
         TypeError: as for `PoissonLots`.
         ValueError: empty data, arrays of unequal length, a size missing or out of range.
+
+    Example:
+        >>> lots = dp.TruncatedPoissonLots(np.zeros((1000, 4)), np.zeros(1000), 100, max_size=150)
+        >>> lots.law.max_size
+        150
     """
 
     def __init__(

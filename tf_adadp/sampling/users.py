@@ -34,6 +34,18 @@ class UserLots(SampledLots, enforces_law=True):
     Raises:
         TypeError: as for `PoissonLots`; user_ids are neither integers nor strings.
         ValueError: as for `PoissonLots`; user_ids are not [N], a number is missing or out of range.
+
+    Example:
+        >>> lots = dp.UserLots(
+        ...     np.zeros((6, 4)),
+        ...     np.zeros(6),
+        ...     user_ids=["a", "a", "a", "b", "b", "c"],
+        ...     expected_users=1,
+        ...     max_records_per_user=2,
+        ...     expected_size=1.5,
+        ... )
+        >>> lots.law.num_users
+        3
     """
 
     def __init__(

@@ -80,6 +80,17 @@ def private_step(
             the lot served a step before; AGD's budget is spent, or AGD is used inside of a
             `tf.function`. Nothing is charged or changed then.
         RuntimeError: under a `tf.distribute` strategy, whose steps `DPModel.fit` takes.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> optimizer, ledger = dp.DPSGD(0.1, noise_multiplier=4.0), dp.PrivacyLedger()
+        >>> lots = dp.PoissonLots(np.ones((100, 2)), np.ones((100, 1)), expected_size=10)
+        >>> loss = keras.losses.MeanSquaredError()
+        >>> for lot in lots.as_dataset(10, num_lots=3):
+        ...     _ = dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=lots.law)
+        ...
+        >>> ledger.steps
+        3
     """
     _check(model, optimizer, ledger, law)
     if not optimizer.built:

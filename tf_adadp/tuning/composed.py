@@ -60,6 +60,14 @@ class ComposedTuner:
         TypeError: the hypermodel builds something else than a DPModel.
         ValueError: there is no hypermodel; it compiles its models with a budget, which is for one
             training; or the search is a parallel one, in several processes.
+
+    Example:
+        >>> import keras_tuner
+        >>> class Tuner(dp.tuning.ComposedTuner, keras_tuner.RandomSearch):
+        ...     "Charges all trials of a random search."
+        ...
+        >>> Tuner.charges_every_trial
+        True
     """
 
     charges_every_trial = True

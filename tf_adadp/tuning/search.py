@@ -38,6 +38,11 @@ class Winner:
         model: the trained `DPModel`; its ledger is charged for the whole search.
         hyperparameters: those that it was trained with.
         score: its score.
+
+    Example:
+        >>> model = dp.DPModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        >>> dp.tuning.Winner(model, {"l2_norm_clip": 0.3}, score=0.9).hyperparameters
+        {'l2_norm_clip': 0.3}
     """
 
     model: DPModel
@@ -123,6 +128,29 @@ def search(
             budget that has no room. Afterwards, on a trial that is not as planned, whatever its
             score: nothing is released.
         RuntimeError: every trial failed.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=100, expected_size=20)
+        >>> planned = dp.PrivacyLedger()
+        >>> planned.add(law.event(4.0), 5, law=law)
+        >>> def train(hyperparameters):
+        ...     model = dp.DPModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        ...     optimizer = dp.DPSGD(noise_multiplier=4.0, **hyperparameters)
+        ...     model.compile(optimizer, "mse", log_raw_metrics=False)
+        ...     model.fit(np.ones((100, 4)), np.ones((100, 1)), batch_size=20, verbose=0)
+        ...     return model
+        ...
+        >>> best = dp.tuning.search(
+        ...     train,
+        ...     {"l2_norm_clip": [0.3, 1.0, 3.0]},
+        ...     planned,
+        ...     mean_trials=2,
+        ...     score=lambda model: -model.evaluate(np.ones((10, 4)), np.ones((10, 1)), verbose=0),
+        ...     score_data="10 public records",
+        ...     seed=0,
+        ... )
+        >>> best.hyperparameters["l2_norm_clip"] in (0.3, 1.0, 3.0)
+        True
     """
     cost, mean_trials = TrialCost.of(planned), check_mean_trials(mean_trials)
     check_text("score_data", score_data, 'what data the score reads, e.g. "360 held-out digits"')

@@ -84,6 +84,12 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
 
     Raises:
         TypeError: if model is no `keras.Model`.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        >>> report = dp.validate(keras.Sequential(layers))
+        >>> print(len(report), report[0].severity)
+        1 error
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model={model!r}: give a keras.Model.")

@@ -60,6 +60,12 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
             layer makes a BatchNormalization in code of its own, which no copy can replace; and
             where "group" meets a BatchNormalization that is not built, or that normalises single
             numbers.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        >>> model = dp.make_compatible(keras.Sequential(layers))
+        >>> [type(layer).__name__ for layer in model.layers]
+        ['GroupNormalization', 'Dense']
     """
     check_instance("model", model, keras.Model, "a keras.Model")
     if isinstance(model, SavedWithLedger):
@@ -108,6 +114,11 @@ def compatibility_changes(model: keras.Model) -> Report:
 
     Raises:
         ValueError: model is not a result of `make_compatible` in this process.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        >>> len(dp.compatibility_changes(dp.make_compatible(keras.Sequential(layers))))
+        1
     """
     check_instance("model", model, keras.Model, "a keras.Model")
     report = attached(model, CHANGES)

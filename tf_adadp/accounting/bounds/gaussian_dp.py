@@ -30,6 +30,10 @@ def clt_mu(noise_multiplier: float, sampling_probability: float, steps: int) -> 
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+        >>> round(accounting.clt_mu(1.1, sampling_probability=0.01, steps=1000), 3)
+        0.358
     """
     sigma = check_noise_multiplier(noise_multiplier)
     q = check_sampling_probability(sampling_probability)
@@ -57,6 +61,10 @@ def clt_epsilon(
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+        >>> round(accounting.clt_epsilon(1.1, sampling_probability=0.01, steps=1000, delta=1e-5), 3)
+        1.377
     """
     return epsilon_of_mu(clt_mu(noise_multiplier, sampling_probability, steps), delta)
 

@@ -55,6 +55,11 @@ def rdp_theorem1(
       ValueError: an argument is out of range, or an order is no whole number in 2..64.
 
     Source: module docstring.
+
+    Example:
+        >>> rdp = accounting.rdp_theorem1(1.1, sampling_probability=0.01, orders=[2, 4])
+        >>> rdp.round(5).tolist()
+        [0.00046, 0.00098]
     """
     sigma = check_number("noise_multiplier", noise_multiplier, above=0)
     q = check_sampling_probability(sampling_probability)
@@ -95,6 +100,12 @@ class Theorem1Accountant(BoundAccountant):
     cost what the Gaussian costs, which is less than Theorem 1 says of q just below 1.
 
     It is looser than `dp_accounting.rdp.RdpAccountant`; it is here to state the paper's figures.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> accountant = accounting.Theorem1Accountant().compose(law.event(1.1), 1000)
+        >>> round(accountant.get_epsilon(1e-5), 3)
+        3.812
     """
 
     ORDERS = THEOREM1_ORDERS

@@ -67,6 +67,14 @@ def rdp_wang_theorem9(
 
     Raises:
       ValueError: an argument is out of range, or `rdp` returns anything but numbers ≥ 0.
+
+    Example:
+        >>> def gaussian(orders):
+        ...     return orders / (2 * 1.1**2)
+        ...
+        >>> rdp = accounting.rdp_wang_theorem9(gaussian, sampling_probability=0.01, orders=[2, 4])
+        >>> rdp.round(5).tolist()
+        [0.00046, 0.00095]
     """
     q = check_sampling_probability(sampling_probability)
     alphas, is_scalar = whole_orders(orders, GREATEST_ORDER)
@@ -120,6 +128,11 @@ def rdp_wang_theorem27(
 
     Raises:
       ValueError: an argument is out of range.
+
+    Example:
+        >>> rdp = accounting.rdp_wang_theorem27(1.1, sampling_probability=0.01, orders=[2, 4])
+        >>> rdp.round(5).tolist()
+        [0.00046, 0.00095]
     """
     sigma = check_number("noise_multiplier", noise_multiplier, above=0)
     q = check_sampling_probability(sampling_probability)
@@ -160,6 +173,12 @@ class WangTheorem9Accountant(_WangAccountant):
 
     Orders `WANG_ORDERS`; conversion as `dp_accounting.rdp.RdpAccountant`'s. What it supports, and
     at which noise multiplier: see `BoundAccountant`.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> accountant = accounting.WangTheorem9Accountant().compose(law.event(1.1), 1000)
+        >>> round(accountant.get_epsilon(1e-5), 3)
+        3.19
     """
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
@@ -172,7 +191,14 @@ class WangTheorem9Accountant(_WangAccountant):
 
 
 class WangTheorem27Accountant(_WangAccountant):
-    """A `dp_accounting` accountant with Theorem 27: the tightest bound here for fixed-size lots."""
+    """A `dp_accounting` accountant with Theorem 27: the tightest bound here for fixed-size lots.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> accountant = accounting.WangTheorem27Accountant().compose(law.event(1.1), 1000)
+        >>> round(accountant.get_epsilon(1e-5), 3)
+        3.19
+    """
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
         """Theorem 27, capped."""

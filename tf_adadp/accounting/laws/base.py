@@ -35,6 +35,10 @@ class SamplingLaw(abc.ABC):
         the lots of different steps are independent.
       can_be_declared: True where a user may state the law for batches drawn elsewhere: lots of
         different steps are independent, and `lot_size_probability` is known.
+
+    Example:
+        >>> isinstance(accounting.PoissonSampling(60000, 600), accounting.SamplingLaw)
+        True
     """
 
     num_examples: int | None

@@ -25,6 +25,11 @@ class FixedSizeSampling(_OneSizeSampling):
 
     Raises:
       ValueError: a size is not a positive integer, or size > num_examples.
+
+    Example:
+        >>> accounting.FixedSizeSampling(num_examples=60000, size=600).event(noise_multiplier=1.1)
+        SampledWithoutReplacementDpEvent(source_dataset_size=60000, sample_size=600,
+        event=GaussianDpEvent(noise_multiplier=0.55))
     """
 
     can_be_declared: ClassVar[bool] = True

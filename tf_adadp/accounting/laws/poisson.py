@@ -48,6 +48,12 @@ class PoissonSampling(SamplingLaw):
 
     Raises:
       ValueError: a size is not positive, or expected_size > num_examples.
+
+    Example:
+        >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
+        >>> law.event(noise_multiplier=1.1)
+        PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     num_examples: int

@@ -31,6 +31,10 @@ class ShuffledSampling(_OneSizeSampling):
 
     Raises:
       ValueError: a size is not a positive integer, or size > num_examples.
+
+    Example:
+        >>> accounting.ShuffledSampling(num_examples=60000, size=600).event(noise_multiplier=1.1)
+        GaussianDpEvent(noise_multiplier=0.55)
     """
 
     @property

@@ -34,6 +34,12 @@ class TruncatedPoissonSampling(SamplingLaw):
 
     Raises:
       ValueError: a size is out of range.
+
+    Example:
+        >>> law = accounting.TruncatedPoissonSampling(60000, expected_size=600, max_size=800)
+        >>> law.event(noise_multiplier=1.1)
+        TruncatedSubsampledGaussianDpEvent(dataset_size=60000, sampling_probability=0.01,
+        truncated_batch_size=800, noise_multiplier=1.1)
     """
 
     num_examples: int

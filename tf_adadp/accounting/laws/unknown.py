@@ -18,6 +18,13 @@ class UnknownSampling(SamplingLaw):
 
     Raises:
       ValueError: reason is not a non-empty string.
+
+    Example:
+        >>> law = accounting.UnknownSampling("batches of another program")
+        >>> ledger = dp.PrivacyLedger()
+        >>> ledger.mark_unknown(law.reason)
+        >>> ledger.unknown_reasons
+        ('batches of another program',)
     """
 
     reason: str

@@ -38,6 +38,14 @@ class UserSampling(SamplingLaw):
 
     Raises:
       ValueError: a number is out of range.
+
+    Example:
+        >>> law = accounting.UserSampling(
+        ...     num_users=1000, expected_users=100, max_records_per_user=2, expected_size=150
+        ... )
+        >>> law.event(noise_multiplier=1.1)
+        PoissonSampledDpEvent(sampling_probability=0.1,
+        event=GaussianDpEvent(noise_multiplier=0.55))
     """
 
     num_users: int

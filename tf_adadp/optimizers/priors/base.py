@@ -34,6 +34,23 @@ class Prior(abc.ABC):
         exponent: p > 0, r ∝ (second moment)^p. 1/2 makes the scale proportional to the root mean
             square gradient, 1/4 is the scale that adds the least noise to a plain gradient step.
         floor: f in [0, 1), r² ← f² + (1 − f²)·r².
+
+    Example:
+        >>> class LastRelease(dp.priors.Prior):
+        ...     "Shapes the noise by the last release alone."
+        ...
+        ...     def _build(self, add_variable, variables):
+        ...         self._last = [add_variable(v.shape, v.name) for v in variables]
+        ...
+        ...     def update(self, released, stddevs):
+        ...         for last, g in zip(self._last, released):
+        ...             last.assign(tf.square(g))
+        ...
+        ...     def moments(self):
+        ...         return [last.value for last in self._last]
+        ...
+        >>> dp.ADADP(prior=LastRelease(), noise_multiplier=1.0).prior.floor
+        0.4
     """
 
     distributable = True  # False where `update` has branches: several replicas cannot take them

@@ -25,6 +25,11 @@ class ExponentialPrior(Prior):
         pooling: "row", "column", "both", "layer" or "coordinate".
         shrinkage: whether differences that the noise explains are removed.
         exponent, floor: see `Prior`.
+
+    Example:
+        >>> prior = dp.priors.ExponentialPrior(decay=0.99)
+        >>> dp.ADADP(prior=prior, noise_multiplier=1.0).prior.decay
+        0.99
     """
 
     def __init__(

@@ -43,6 +43,10 @@ class FanInPrior(_Fixed):
 
     Args:
         exponent, floor: see `Prior`.
+
+    Example:
+        >>> dp.ADADP(prior=dp.priors.FanInPrior(), noise_multiplier=1.0).prior.exponent
+        0.5
     """
 
     def _public_moments(self, variables):
@@ -58,6 +62,10 @@ class EqualLayersPrior(_Fixed):
 
     Args:
         exponent, floor: see `Prior`.
+
+    Example:
+        >>> dp.ADADP(prior=dp.priors.EqualLayersPrior(), noise_multiplier=1.0).prior.exponent
+        0.5
     """
 
     def _public_moments(self, variables):
@@ -76,6 +84,11 @@ class FixedPrior(_Fixed):
             the variable}; the longest prefix wins, and a variable without one has scale 1. The
             largest may be 10¹⁵ times the smallest.
         floor: see `Prior`.
+
+    Example:
+        >>> scales = {"dense/kernel": np.array([[1.0], [10.0]])}  # the second input has other units
+        >>> dp.ADADP(prior=dp.priors.FixedPrior(scales), noise_multiplier=1.0).prior.exponent
+        0.5
     """
 
     def __init__(self, scales: Any, *, floor: float = 0.0):

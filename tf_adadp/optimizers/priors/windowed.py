@@ -22,6 +22,11 @@ class WindowedPrior(ExponentialPrior):
         window: K ≥ 1 releases.
         decay: d in [0, 1), per window.
         pooling, shrinkage, exponent, floor: see `ExponentialPrior`.
+
+    Example:
+        >>> prior = dp.priors.WindowedPrior(window=5)
+        >>> dp.ADADP(prior=prior, noise_multiplier=1.0).prior.window
+        5
     """
 
     distributable = False  # a window is closed in a branch
