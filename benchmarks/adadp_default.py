@@ -200,7 +200,7 @@ def _known_scales(task):
 
 
 def column_factors(columns):
-    """By what the columns of a "_scaled" task are multiplied."""
+    """Returns the factors of the columns of a "_scaled" task."""
     return 10.0 ** np.random.default_rng(7).uniform(-1.5, 1.5, columns)
 
 

@@ -36,7 +36,7 @@ def _with_rate(row):
 
 
 def _cells(rows):
-    """Of the study: {(task, ε): {method: row}}, in the order of the rows' tasks and ε."""
+    """Returns the study's {(task, ε): {method: row}}, in the order of the rows' tasks and ε."""
     cells = {}
     for row in rows:
         if row["part"] == "study":
@@ -54,7 +54,7 @@ def differences(rows):
 
 
 def tables(rows):
-    """All parts as Markdown."""
+    """Returns all parts as Markdown."""
     parts = []
     cells = _cells(rows)
     if cells:

@@ -1,4 +1,4 @@
-"""Where the Gram form of a sequence's gradient norm beats the materialised one.
+"""Measures where the Gram form of a sequence's gradient norm beats the materialised one.
 
     python -m benchmarks.ghost_forms
 
@@ -24,7 +24,7 @@ _ENTRIES = 2**23  # floats of gradients, Gram matrices and inputs held at once, 
 
 
 def batch_size(length, rows, columns):
-    """How many examples to measure at once."""
+    """Returns the number of examples to measure at once."""
     return int(np.clip(_ENTRIES // max(rows * columns, length * (rows + columns)), 2, 64))
 
 

@@ -1,4 +1,4 @@
-"""All methods of the papers at equal ε, on MNIST behind 60 private principal components.
+"""Compares all methods of the papers at equal ε, on MNIST behind 60 private components.
 
     TF_ADADP_DATA_DIR=<folder with mnist.npz> python -m benchmarks.methods --workers=2
     TF_ADADP_DATA_DIR=<folder> python -m benchmarks.methods --tasks=mnist_cnn,fashion_cnn
@@ -55,7 +55,7 @@ _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """How to make an optimizer, and what to try.
+    """Says how to make an optimizer, and what to try.
 
     Attributes:
         make: `make(rate, **private arguments)`.

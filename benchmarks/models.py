@@ -171,7 +171,7 @@ def tabular_mlp(columns=8, vocabulary=1000, width=16, numeric=16, hidden=(256, 1
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """What one input of a model takes: floats in [0, 1), or integers below `vocabulary`."""
+    """Draws one input of a model: floats in [0, 1), or integers below `vocabulary`."""
 
     shape: tuple[int, ...]
     vocabulary: int | None = None

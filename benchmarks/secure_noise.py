@@ -1,4 +1,4 @@
-"""What `secure_noise=True` costs: the noise alone, and within training steps, side by side.
+"""Measures what `secure_noise=True` costs: the noise alone, and within training steps.
 
     TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 python -m benchmarks.secure_noise
 

@@ -18,7 +18,7 @@ def announce(row, *fields):
 
 
 def label(row):
-    """What was measured, in a few words: `adadp, auto, B=32`."""
+    """Names what was measured, in a few words: `adadp, auto, B=32`."""
     if row["engine"] is None:
         return row["method"]
     return f"{row['method']}, {row['engine']}, B={row['physical_batch_size'] or 'auto'}"
@@ -121,7 +121,7 @@ def plot(results, path):
 
 
 def _timed(rows):
-    """What was timed, once each: alone where that is known, next to the peers otherwise."""
+    """Returns what was timed, once each: alone where that is known, else next to the peers."""
     times = {}
     for measure in ("time", "peer_time"):
         for row in rows:
@@ -136,7 +136,7 @@ def _sized(rows):
 
 
 def _spread(row):
-    """How far the rounds reach below and above; the ratio of medians may lie outside of them."""
+    """Returns how far the rounds reach below and above; the ratio of medians may lie outside."""
     low, high = row["ratio_range"]
     return [max(0.0, row["ratio"] - low), max(0.0, high - row["ratio"])]
 

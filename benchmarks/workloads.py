@@ -1,4 +1,4 @@
-"""What step_time.py measures: models with their data, optimizers, and the ratios to stay below.
+"""Defines what step_time.py measures: models, data, optimizers, and ratios to stay below.
 
 A new optimizer is one line in OPTIMIZERS, a new model one entry in WORKLOADS.
 """
@@ -19,7 +19,7 @@ _NOISE = {"noise_multiplier": 4.0, "l2_norm_clip": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """How to make a private optimizer, and the shape of its clipping set, which decides its cost.
+    """Says how to make a private optimizer, and the shape of its clipping set.
 
     Shapes: "l2", a ball around zero; "ellipsoid", with a centre; "box", coordinate by coordinate.
     """
@@ -117,7 +117,7 @@ class Contender:
 
     @property
     def jit_compile(self):
-        """What `compile` gets."""
+        """Returns the arguments of `compile`."""
         return JIT_COMPILE[self.method.partition(":")[2]]
 
     def fields(self):

@@ -307,7 +307,7 @@ def train():
 
 
 def _clips():
-    """Whether the optimizer has a clip norm; AUTO-S divides every gradient by its own norm."""
+    """Tells whether the optimizer has a clip norm; AUTO-S divides each gradient by its own."""
     return _OPTIMIZER.value != "autosgd"
 
 

@@ -137,6 +137,24 @@ def test_tags_on_weights_and_models_are_set_in_one_file():
     assert found <= {TAGS}
 
 
+# What a sentence without subject and verb begins with.
+OPENINGS = set(
+    "All As At By Everything For From How In Of On That To What When Where Whether Which Who With".split()
+)
+
+
+def test_docstrings_begin_with_a_verb():
+    folders = (PACKAGE, *(ROOT / name for name in ("benchmarks", "examples", "verification")))
+    found = []
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                first = (ast.get_docstring(node) or "Returns").split()[0].strip(",.:")
+                if first in OPENINGS:
+                    found.append(f"{path.name}:{getattr(node, 'lineno', 1)}: {first}")
+    assert found == []
+
+
 def test_the_build_notes_are_short():
     notes = (ROOT / "BUILD_NOTES.md").read_text(encoding="utf-8")
     assert len(notes.splitlines()) < 250

@@ -103,7 +103,7 @@ class Charged:
         return accounting.calibrate_noise_multiplier(target, DELTA, self.q, self.steps, "pld")
 
     def event(self, target):
-        """What a run is charged."""
+        """Returns the ledger of what a run is charged."""
         law = accounting.PoissonSampling(1000, 1000 * self.q)
         return dp_accounting.SelfComposedDpEvent(law.event(self.sigma(target)), self.steps)
 

@@ -165,7 +165,7 @@ def divergence(sigma, q, order):
 
 
 def integrals(points, seed=2):
-    """How far the RDP accountant lies above and below the integral, and the bounds below it.
+    """Measures how far the RDP accountant lies from the integral, and the bounds from it.
 
     The accountant takes the logarithm of a number near 1, so that below 1e-6 its error is absolute.
     At fractional orders it adds the absolute values of an alternating series: an upper bound.

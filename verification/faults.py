@@ -1,4 +1,4 @@
-"""What the programs that inject faults share: their flags, and clusters on this machine."""
+"""Serves the programs that inject faults: their flags, and clusters on this machine."""
 
 import json
 import os

@@ -71,7 +71,7 @@ def membership(method, seed):
 
 
 def bound_fields(bound, assumed):
-    """What a row says of two `OneRunBound`s."""
+    """Returns what a row says of two `OneRunBound`s."""
     return {
         "correct": f"{bound.correct} of {bound.guesses}",
         "lower_bound": round(bound.epsilon, 4),

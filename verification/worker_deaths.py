@@ -97,7 +97,7 @@ def read_notes(folder, life, number):
 
 
 def start(folder, life):
-    """All workers, as processes with a cluster of their own."""
+    """Starts all workers, as processes with a cluster of their own."""
     commands = [
         [sys.executable, "-m", "verification.worker_deaths"]
         + [f"--life={life}", f"--worker={number}", f"--folder={folder}"]

@@ -26,7 +26,7 @@ def python_of(folder, peer):
 
 
 def is_complete(folder, peer):
-    """Whether the environment holds what REQUIREMENTS say."""
+    """Tells whether the environment holds what REQUIREMENTS say."""
     marker = pathlib.Path(folder) / peer / "requirements.txt"
     return marker.exists() and marker.read_text().split() == list(REQUIREMENTS[peer])
 

@@ -1,4 +1,4 @@
-"""What the measurements share; runs in every peer's environment, on Python's library and NumPy.
+"""Serves the measurements in every peer's environment, on Python's library and NumPy.
 
 A script is called with a model, a mode and a number of steps, trains that long on random data and
 prints one line of JSON: {"step_ms": [...], "memory_mb": ..., "data_mb": ..., "versions": {...}}.

@@ -1,4 +1,4 @@
-"""What it costs to charge accepted updates only: a counterexample to SA-DPSGD's Theorem 1.
+"""Shows what it costs to charge accepted updates only, against SA-DPSGD's Theorem 1.
 
     python examples/experiments/accept_only.py
 

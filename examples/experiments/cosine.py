@@ -1,4 +1,4 @@
-"""How far noise of three shapes turns a vector: ADADP's motivating example (Section III-B).
+"""Measures how far noise of three shapes turns a vector: ADADP's example (Section III-B).
 
     python examples/experiments/cosine.py
 

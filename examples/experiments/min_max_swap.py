@@ -1,4 +1,4 @@
-"""What DPOPT's swap of minimum and maximum breaks, and the forms that hold.
+"""Shows what DPOPT's swap of minimum and maximum breaks, and the forms that hold.
 
     python examples/experiments/min_max_swap.py
 

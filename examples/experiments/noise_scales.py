@@ -1,4 +1,4 @@
-"""How ADADP's noise scale σ_i and prior √E' change as training goes on: its Figures 4c and 4d.
+"""Draws how ADADP's noise scale σ_i and prior √E' change in training: its Figures 4c and 4d.
 
     python examples/experiments/noise_scales.py
 

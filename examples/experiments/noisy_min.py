@@ -64,7 +64,7 @@ def worst_log_ratio(noise, candidates=CANDIDATES, epsilon=EPSILON, gaps=GAPS):
 
 
 def simulated_frequency(gap, noise, rng, draws, candidates=CANDIDATES, epsilon=EPSILON):
-    """How often score 0, `gap` above the others, is picked: a check of the quadrature."""
+    """Counts how often score 0, `gap` above the others, is picked, to check the quadrature."""
     scores = np.zeros(candidates)
     scores[0] = gap
     law = rng.gumbel if noise == "gumbel" else lambda _, *a: rng.exponential(*a)

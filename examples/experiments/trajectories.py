@@ -1,4 +1,4 @@
-"""How far noise moves descent paths on test functions: ADADP's Figure 1 and its distances.
+"""Measures how far noise moves descent paths on test functions: ADADP's Figure 1.
 
     python examples/experiments/trajectories.py
 

@@ -1,4 +1,4 @@
-"""What training with differential privacy costs.
+"""Computes what training with differential privacy costs.
 
 Needs NumPy, SciPy and dp_accounting, never TensorFlow: budgets can be planned and ledgers checked
 on any machine.

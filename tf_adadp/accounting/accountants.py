@@ -227,7 +227,7 @@ def _require_unsampled_gaussian(event: dp_accounting.DpEvent) -> None:
 
 
 def exceeds_pld_grid(composition: Composition) -> bool:
-    """Whether the PLD accountant's grid for these releases would be too large."""
+    """Tells whether the PLD accountant's grid for these releases would be too large."""
     try:
         return composition.epsilon(1e-5, "rdp") > _MAX_PLD_EPSILON
     except ValueError:  # an event that only the PLD accountant knows

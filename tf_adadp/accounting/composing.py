@@ -1,4 +1,4 @@
-"""What ledger entries add up to: one composition of events, or the reason why there is none."""
+"""Composes ledger entries into one event, or says why they cannot be composed."""
 
 from collections.abc import Sequence
 

@@ -104,7 +104,7 @@ class LedgerEntry:
 
     @property
     def unit(self) -> str:
-        """What neighbours differ by one of, "record" or "user"."""
+        """Names the unit by which neighbours differ, "record" or "user"."""
         return self.law.unit if self.law else "record"
 
     @property
@@ -118,7 +118,7 @@ class LedgerEntry:
         return self.count * releases_of_winner(self.event)
 
     def repeats(self, other: "LedgerEntry") -> bool:
-        """Whether both entries record the same kind of release."""
+        """Tells whether both entries record the same kind of release."""
         return self._release() == other._release()
 
     def _release(self) -> tuple:

@@ -153,7 +153,7 @@ def sampling_parts(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
 
 
 def is_non_private(event: dp_accounting.DpEvent) -> bool:
-    """Whether `event` releases anything without privacy, so that ε = ∞ whatever else happens."""
+    """Tells whether `event` releases anything without privacy, so that ε = ∞."""
     return any(
         isinstance(part, dp_accounting.NonPrivateDpEvent)
         or getattr(part, "noise_multiplier", None) == 0

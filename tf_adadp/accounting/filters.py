@@ -109,7 +109,7 @@ class RenyiFilter:
         )
 
     def has_room(self, spent: float, events: Sequence[dp_accounting.DpEvent]) -> bool:
-        """Whether `events`, one of each, still fit after `spent`. False where spent is NaN."""
+        """Tells whether `events`, one of each, fit after `spent`. False where spent is NaN."""
         for event in events:
             spent += self.cost(event)
         return spent <= self.budget

@@ -309,7 +309,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def plan(self) -> str | None:
-        """What the user declared to have been fixed beforehand, or None."""
+        """Returns the plan that the user declared beforehand, or None."""
         return self._history.plan
 
     @property

@@ -1,4 +1,4 @@
-"""What further releases would cost, after those that a ledger records."""
+"""Computes what further releases would cost, after those that a ledger records."""
 
 from collections.abc import Callable
 

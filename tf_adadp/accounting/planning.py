@@ -1,4 +1,4 @@
-"""What training by Poisson lots costs: ε, δ, and the noise, lots and steps a budget allows.
+"""Plans training by Poisson lots: ε, δ, and the noise, lots and steps that a budget allows.
 
 All functions analyse `steps` releases, each the sum of clipped vectors over a Poisson lot plus
 Gaussian noise, for data sets that differ by adding or removing one record. Arguments in common:

@@ -237,7 +237,7 @@ def lira(
 
 
 def _fit(shadows, chosen):
-    """Of the chosen shadows, each record's mean [N], and one standard deviation for all."""
+    """Returns each record's mean [N] over the chosen shadows, and one deviation for all."""
     count = chosen.sum(axis=0)
     mean = np.where(chosen, shadows, 0.0).sum(axis=0) / count
     squares = np.where(chosen, (shadows - mean) ** 2, 0.0).sum()

@@ -266,7 +266,7 @@ def one_run_family_bound(
 
 
 def _guesses_refute(trade_off, m, r, v, level):
-    """Whether P_v = level makes P_0 exceed 1.
+    """Tells whether P_v = level makes P_0 exceed 1.
 
     Why the formula above holds: draw one of the m coins. Let a be the probability that its guess
     is right, b that it is wrong, each together with at least i − 1 right guesses among the others.

@@ -1,4 +1,4 @@
-"""What an optimizer was charged for and what it released; and the methods that users ask."""
+"""Records what an optimizer was charged for and what it released."""
 
 import contextlib
 import math

@@ -216,7 +216,7 @@ class _Lot:
 
     @property
     def alive(self) -> bool:
-        """Whether the mask is still in its place."""
+        """Tells whether the mask is still in its place."""
         return self.kept is not None or self.seen() is not None
 
 
@@ -248,7 +248,7 @@ def _size(mask):
 
 
 def _address(mask):
-    """Where a tensor is in memory; that of the object where it is on another device."""
+    """Returns a tensor's address in memory, or its object's where it is on another device."""
     if "CPU" not in str(getattr(mask, "device", "cpu")).upper():
         return "object", id(mask)
     return "memory", np.asarray(memoryview(mask)).__array_interface__["data"][0]

@@ -1,4 +1,4 @@
-"""What a clipping set is, and what the sets of this package share.
+"""Defines clipping sets, and what the sets of this package share.
 
 Each example contributes one vector v of a set K that is fixed before the step's data is looked at,
 and Σ v + N(0, diag(s²)) is released. Under add-or-remove neighbours a step costs at most one
@@ -63,7 +63,7 @@ class ClippedSums(list):
 
     @property
     def intact(self) -> bool:
-        """Whether the tensors are those that were clipped."""
+        """Tells whether the tensors are those that were clipped."""
         made = self._made
         return made is None or (
             len(made) == len(self) and all(a is b for a, b in zip(made, self, strict=True))

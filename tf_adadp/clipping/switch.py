@@ -22,7 +22,7 @@ class Switch(ClippingSet):
 
     @property
     def center(self) -> list[tf.Tensor] | None:
-        """That of the chosen set; 0 where it has none and the other has one."""
+        """Returns that of the chosen set; 0 where it has none and the other has one."""
         first, second = self._if_true.center, self._if_false.center
         if first is None and second is None:
             return None

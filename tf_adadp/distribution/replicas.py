@@ -1,4 +1,4 @@
-"""What changes where several replicas of a model train on shares of one lot (`tf.distribute`).
+"""Lets several replicas of a model train on shares of one lot (`tf.distribute`).
 
 A lot is split into shares, one per replica. Each replica clips and sums the gradients of its share;
 the sums are added up over the replicas, and from then on all replicas compute the same: the same
@@ -154,7 +154,7 @@ def check_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> None
     """Refuses strategies, and models made outside of them, that would not train privately.
 
     Raises:
-        ValueError: naming the strategy or the variable, and the way out.
+        ValueError: naming the strategy or the variable, and the fix.
     """
     default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
     if default:

@@ -232,7 +232,7 @@ def _rows_that_fit(floats_per_example):
 
 
 def _compiles_well(traits):
-    """Whether XLA compiles the map over examples, and runs it faster."""
+    """Tells whether XLA compiles the map over examples, and runs it faster."""
     unsuited = _SLOW_UNDER_XLA + _NOT_UNDER_XLA
     return (
         traits.control_flow is None
@@ -242,7 +242,7 @@ def _compiles_well(traits):
 
 
 def _has_masked_recurrence(layers):
-    """Whether a recurrent layer may meet a mask, which `tf.vectorized_map` cannot follow."""
+    """Tells whether a recurrent layer may meet a mask, which `tf.vectorized_map` cannot follow."""
     masks = any(
         isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
         for layer in layers

@@ -1,4 +1,4 @@
-"""What the loss of one example and its gradient write, call and loop over, read off their graph."""
+"""Reads off the graph what an example's loss and gradient write, call and loop over."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -163,7 +163,7 @@ def refuse_state(
 
 
 def _may_keep(operation):
-    """Whether an operation of this name may keep its inputs."""
+    """Tells whether an operation of this name may keep its inputs."""
     definition = op_def_registry.get(operation)
     # None for functions, whose own operations are looked at.
     if definition is None or operation.startswith(_KEEPS_NOTHING):

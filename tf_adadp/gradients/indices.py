@@ -68,7 +68,7 @@ def _gather_nd(params, indices, bad_indices_policy="", name=None):
 
 
 def _cannot_stop(params, indices):
-    """Whether indices are constants, or params have a type without a 0 for missing values."""
+    """Tells whether indices are constants, or params have a type without a 0 for missing values."""
     numbers = params.dtype.is_floating or params.dtype.is_integer or params.dtype.is_bool
     return tf.get_static_value(indices) is not None or not numbers
 

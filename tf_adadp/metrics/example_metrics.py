@@ -97,7 +97,7 @@ class ExampleMetrics:
 
 
 def _keeps_rows_apart(metric, y, y_pred):
-    """Whether a metric is Keras's own accuracy, on labels and outputs that fit each other.
+    """Tells whether a metric is Keras's own accuracy, on labels and outputs that fit each other.
 
     They compare the argmax over the LAST axis, which on these ranks is not the batch's, with labels
     of the same rank, entry by entry. Mapping them would be slow: `tf.vectorized_map` cannot convert

@@ -79,7 +79,7 @@ class SecretKey:
 
     @property
     def reproducible(self) -> bool:
-        """Whether the noise comes from a seed and is therefore no secret."""
+        """Tells whether the noise comes from a seed and is therefore no secret."""
         return self.__seed is not None
 
     @property

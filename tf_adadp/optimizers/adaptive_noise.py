@@ -207,7 +207,7 @@ class AdaptiveNoise(DPOptimizer):
         return sets.Switch(self._is_warm(root), adapted, ball)
 
     def _is_warm(self, shape):
-        """Whether the warm-up is over, from released state (or, printed, from raw state)."""
+        """Tells whether the warm-up is over, from released state (or, printed, from raw state)."""
         if self.warmup_steps is not None:
             return self.iterations.value >= self.warmup_steps
         return variance(shape) > self.local_clip_threshold

@@ -1,4 +1,4 @@
-"""What every private optimizer shares: one noisy release per lot, then Keras's own update rule."""
+"""Gives every private optimizer one noisy release per lot, then Keras's own update rule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

@@ -259,7 +259,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
 
     @property
     def uncharged_releases(self) -> int:
-        """As in `DPOptimizer`; directions that no step followed count as well."""
+        """Extends that of `DPOptimizer`: directions that no step followed count as well."""
         # Only `step_on_lot` makes either, so the two are made in turns.
         alone = self._direction_key.releases - self._noise_key.releases
         return super().uncharged_releases + max(0, alone)

@@ -1,1 +1,1 @@
-"""What outlives a run: the ledger of a set of weights, files, private state."""
+"""Keeps what outlives a run: the ledger of a set of weights, files, private state."""

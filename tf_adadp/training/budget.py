@@ -16,7 +16,7 @@ from tf_adadp.utils.keras_compat import first_epoch, print_msg
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What everything released about a model may cost; the optimizer has no noise_multiplier.
+    """Bounds the cost of everything released about a model; the optimizer has no noise_multiplier.
 
     The first `fit` finds the least σ* for which
 

@@ -1,4 +1,4 @@
-"""What a DPModel was compiled with, and what must not change from then on."""
+"""Keeps what a DPModel was compiled with, and refuses changes from then on."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ class Compiled:
 
     @property
     def logs_raw_metrics(self) -> bool:
-        """Whether the logs have loss and metrics of the raw records."""
+        """Tells whether the logs have loss and metrics of the raw records."""
         asked = self.log_raw_metrics
         return self.released_metrics is None if asked is None else asked
 

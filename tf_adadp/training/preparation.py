@@ -29,7 +29,7 @@ _PADDING = 16  # at most: lots are padded to a multiple of it where physical bat
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """What graphs are traced with, once model, loss and metrics are built.
+    """Prepares what graphs are traced with, once model, loss and metrics are built.
 
     Attributes:
         engine: the gradient engine.

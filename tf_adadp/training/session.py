@@ -47,7 +47,7 @@ _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 class Session:
-    """What a `DPModel` trains by, from one `compile` to the next: never saved, never tracked.
+    """Holds what a `DPModel` trains by, from one `compile` to the next: never saved, never tracked.
 
         compile            → `compiled_with`
         fit, train_on_batch → `prepare`, then `start` or `start_batch`, then `running`

@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, the process, flat groups of variables."""
+"""Serves every room: checks of arguments, the process, flat groups of variables."""

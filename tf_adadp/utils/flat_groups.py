@@ -9,7 +9,7 @@ LARGEST_GROUP = 2**18  # numbers in a vector of several tensors: held twice, and
 
 
 class FlatGroups:
-    """How a list of tensors, one per variable, is laid out in vectors, and back.
+    """Lays a list of tensors, one per variable, out in vectors, and back.
 
     A deep network has hundreds of small variables. What an optimizer does to each of them apart
     makes a graph of thousands of operations, which takes longer to trace, and to run, than the work

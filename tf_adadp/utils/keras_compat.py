@@ -1,4 +1,4 @@
-"""All private names of Keras and TensorFlow that the package uses, in one place.
+"""Holds all private names of Keras and TensorFlow that the package uses.
 
 A new version may rename any of them, so no other module imports from `keras.src` or
 `tensorflow.python`, or reads an underscored attribute of an object of theirs. The exception are the

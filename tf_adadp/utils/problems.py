@@ -1,4 +1,4 @@
-"""What is wrong with a model, and the way out."""
+"""Describes problems of a model, each with a fix."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Which process this is: what may live in one process only asks whether a fork made another."""
+"""Tells processes apart, so that objects of one process notice a fork."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a DPModel refuses, each with the way out; and the report of it all at once."""
+"""Refuses models that cannot be trained privately, each problem with a fix; reports all at once."""
 
 from tf_adadp.validation.api import validate
 from tf_adadp.validation.arguments import (

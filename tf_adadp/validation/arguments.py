@@ -1,4 +1,4 @@
-"""What a DPModel refuses in the arguments of compile and fit, each with the way out."""
+"""Refuses arguments of compile and fit that break privacy, each with a fix."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

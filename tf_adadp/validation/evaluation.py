@@ -123,7 +123,7 @@ def _check_form(model, element_spec, training_spec, adapter):
 
 
 def _same_form(spec, training_spec):
-    """Whether batches are of the form for which model, loss and metrics were built."""
+    """Tells whether batches are of the form for which model, loss and metrics were built."""
     pairs = _pairs(spec, training_spec)
     return bool(pairs) and all(
         one is other
@@ -166,7 +166,7 @@ def _present(spec):
 
 
 def _with_rows(spec):
-    """With as many rows in all arrays, so that a product of unlike ones is found out."""
+    """Tests with as many rows in all arrays, so that a product of unlike ones is found out."""
     if type(spec) is not tf.TensorSpec:
         return spec
     return tf.TensorSpec((PROBE_BATCH, *spec.shape[1:]), spec.dtype)
@@ -187,7 +187,7 @@ def _kinds(data):
 
 
 def _said(error):
-    """What an error says, without colours and without what Keras puts around it."""
+    """Returns what an error says, without colours and without what Keras puts around it."""
     text = re.sub(r"\x1b\[\d+m", "", str(error)).split("\n\nArguments received by")[0]
     text = re.sub(r"Exception encountered when calling \S+\(\)\.\s+", "", text)
     text = " ".join(text.split(": x=")[0].split())  # not the data

@@ -1,4 +1,4 @@
-"""What a DPModel refuses in a model's layers and methods, seen without running it."""
+"""Refuses layers and methods of a model that break privacy, without running it."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 
 
 def _has_public_statistics(layer):
-    """Whether a Normalization has given statistics, or those of a layer that never saw data."""
+    """Tells whether a Normalization has given statistics, or those of a new layer."""
     if layer.input_mean is not None:
         return True
     if not layer.built:

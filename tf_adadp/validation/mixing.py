@@ -153,5 +153,5 @@ def _unproven(where, obstacle, fix):
 
 
 def _fix(reason):
-    """The way out, as the reason allows."""
+    """Returns the fix that the reason allows."""
     return next((fix for words, fix in _FIXES if any(w in reason for w in words)), _OTHER_AXES)

@@ -51,12 +51,12 @@ def _in_order(struct, inputs, x):
 
 
 def _names_a_row(indices, size):
-    """Where indices name a row of a table of `size` rows; as in Keras, −1 is its last one."""
+    """Tells where indices name a row of a table of `size` rows; as in Keras, −1 is its last one."""
     return (indices >= -size) & (indices < size)
 
 
 def _looks_up(layer):
-    """Whether a layer is an `Embedding` whose inputs are indices into its table."""
+    """Tells whether a layer is an `Embedding` whose inputs are indices into its table."""
     return isinstance(layer, keras.layers.Embedding) and is_kerass_own(
         type(layer).call,
         "layers",  # a `call` of the user's may take anything

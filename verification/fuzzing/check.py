@@ -164,7 +164,7 @@ def _check_ledger(case, training, private):
 
 
 def _alike(event, other):
-    """Whether two events are of one kind, with the same numbers but for rounding."""
+    """Tells whether two events are of one kind, with the same numbers but for rounding."""
     if type(event) is not type(other):
         return False
     if isinstance(event, dp_accounting.DpEvent):

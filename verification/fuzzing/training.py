@@ -14,7 +14,7 @@ _FROM_ARRAYS = (
 
 
 class Training:
-    """What `DPModel`, the optimizer, `compile` and `fit` are given.
+    """Holds what `DPModel`, the optimizer, `compile` and `fit` are given.
 
     Attributes:
         case: the case as it is run.
@@ -71,7 +71,7 @@ class Training:
         return build.optimizer(self.case, self._optimizer, self._rng)
 
     def compiled(self, plain):
-        """What happens between `compile` and `fit`."""
+        """Does what happens between `compile` and `fit`."""
         if self._later is not None:
             self._later(plain)
 

@@ -1,4 +1,4 @@
-"""What `tf_adadp.accounting` says of the cases, on whichever dp_accounting is installed."""
+"""Computes the cases by `tf_adadp.accounting`, on whichever dp_accounting is installed."""
 
 import dp_accounting
 
@@ -44,7 +44,7 @@ def renyi_divergences(training, orders):
 
 
 def figures(cases):
-    """All of them: a dict of lists in the order of the cases.
+    """Returns all of them: a dict of lists in the order of the cases.
 
     Args:
         cases: the module `cases`.

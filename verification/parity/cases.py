@@ -1,4 +1,4 @@
-"""What is compared: budgets, models, optimizers, weights and data. NumPy only, for both sides."""
+"""Defines what is compared: budgets, models, optimizers, weights, data. NumPy only."""
 
 import itertools
 import typing
@@ -136,5 +136,5 @@ def weights_of(arrays, model):
 
 
 def flat(arrays):
-    """All numbers of some arrays one after the other, a list of floats."""
+    """Lists all numbers of some arrays one after the other, as floats."""
     return np.concatenate([np.ravel(np.asarray(a)) for a in arrays]).tolist()

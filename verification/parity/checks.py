@@ -1,4 +1,4 @@
-"""Which differences are allowed between the two sides, and why."""
+"""States which differences are allowed between the two sides, and why."""
 
 import collections
 import math
@@ -42,7 +42,7 @@ class Check(typing.NamedTuple):
 
     @property
     def holds(self):
-        """Whether every difference is allowed. NaN is not."""
+        """Tells whether every difference is allowed. NaN is not."""
         return self.allowed[0] <= self.least and self.greatest <= self.allowed[1]
 
 

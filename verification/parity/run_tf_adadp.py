@@ -48,7 +48,7 @@ def trained_weights(arrays, model, optimizer):
 
 
 def training_figures(arrays, models=cases.MODELS):
-    """By model: the mean gradient of every engine, and the weights of every optimizer."""
+    """Returns, by model, the mean gradient of every engine and the weights of every optimizer."""
     return {
         model: {
             "gradients": {engine: mean_gradient(arrays, model, engine) for engine in ENGINES},

@@ -152,7 +152,7 @@ class _Optimizer:
 
     @tf.function
     def gradient(self, x, y):
-        """What the update rule is given."""
+        """Returns what the update rule is given."""
         return [g for g, _ in self._gradients(x, y)]
 
     @tf.function

@@ -1,4 +1,4 @@
-"""All bounds for one run beside each other, as a table and as a figure over steps."""
+"""Compares all bounds for one run, as a table and as a figure over steps."""
 
 import dataclasses
 import textwrap
@@ -117,7 +117,7 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `compare` and `PrivacyLedger.compare` return; `str()` of it is a table.
+    """Holds the bounds of `compare` and `PrivacyLedger.compare`; `str()` of it is a table.
 
     Bounds that have no ε for these releases are named below the table, each with the whole reason.
 
@@ -257,7 +257,7 @@ def compare_releases(composition: Composition, charges, delta: float) -> Compari
 
 
 def _grid(steps: int, points: int) -> np.ndarray:
-    """At most `points` whole numbers from 1 to `steps`, the last always among them."""
+    """Returns at most `points` whole numbers from 1 to `steps`, the last always among them."""
     if steps == 0:
         return np.zeros(1, dtype=np.int64)
     return np.unique(np.linspace(steps, 1, points).round().astype(np.int64))

@@ -1,4 +1,4 @@
-"""What the Rényi bounds of subsampled mechanisms share, in log space: no term of them overflows."""
+"""Serves the Rényi bounds of subsampled mechanisms, in log space, so that no term overflows."""
 
 import decimal
 import functools

@@ -69,7 +69,7 @@ class LedgerFile:
         self._lock.release()
 
     def _state(self) -> tuple | None:
-        """What tells the file from a later one; None if there is no file."""
+        """Returns what tells the file from a later one; None if there is no file."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:

@@ -65,7 +65,7 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process may write."""
+        """Tells whether this process may write."""
         return self._file is not None and self._process is _process.token()
 
     def release(self) -> None:

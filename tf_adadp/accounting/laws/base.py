@@ -18,7 +18,7 @@ ONE_RECORD = (
 
 
 class SamplingLaw(abc.ABC):
-    """How the records of each lot are chosen from a data set of public size.
+    """Describes how the records of each lot are chosen from a data set of public size.
 
     A subclass is a frozen dataclass whose fields are JSON numbers, strings or lists of them, one of
     them `declared`. It states the neighbouring relation, the event of a step that is independent of

@@ -31,7 +31,7 @@ class SequenceProducts(Factored):
 
     @property
     def form(self) -> str:
-        """How norms are found where the metric allows it: "gram" or "materialized"."""
+        """Returns how norms are found where the metric allows it: "gram" or "materialized"."""
         length = self._a.shape[1] or self._d.shape[1]
         return sequence_form(length, self.layout.num_rows, self.layout.num_columns)
 

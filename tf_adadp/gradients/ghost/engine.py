@@ -30,7 +30,7 @@ class GhostEngine:
 
     @property
     def joins_batches(self):
-        """Whether physical batches are put together, so that small ones are best."""
+        """Tells whether physical batches are put together, so that small ones are best."""
         return not self._jit_compile
 
     @tf.autograph.experimental.do_not_convert

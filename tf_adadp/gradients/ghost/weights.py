@@ -248,7 +248,7 @@ def _bias(use, place):
 
 
 def _axis_after(value, axis):
-    """Where an axis is in `batch_first`."""
+    """Returns the place of an axis in `batch_first`."""
     moved = axis + (axis < value.axis)
     return moved + (value.stride > 1)
 

@@ -309,7 +309,7 @@ def _broadcast_shape(op, *shapes):
 
 
 def _offsets(op, axis, *shapes):
-    """Where the parts of a concatenation begin."""
+    """Returns where the parts of a concatenation begin."""
     (axis,) = integers(axis)
     found, place = [], 0
     for shape in shapes:

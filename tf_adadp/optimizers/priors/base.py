@@ -1,4 +1,4 @@
-"""What every prior is: a public guess, from past releases, of how large each coordinate is."""
+"""Defines priors: public guesses, from past releases, of how large each coordinate is."""
 
 import abc
 import math

@@ -154,7 +154,7 @@ def _explained(between, error):
 
 
 def _pooled_axes(shape, pooling):
-    """For each grouping of a variable, the axes that one group is a mean over."""
+    """Returns, for each grouping of a variable, the axes that one group is a mean over."""
     every = tuple(range(len(shape)))
     if pooling == "coordinate":
         return [()]

@@ -99,7 +99,7 @@ def strided_slice_gradient(op, values):
 
 
 def _strided_axis(op, value, axis, bounds):
-    """Where an axis is after a StridedSlice that takes all of it."""
+    """Returns the place of an axis after a StridedSlice that takes all of it."""
     begin, end, strides = bounds
     if not all(isinstance(b, Public) for b in bounds):
         raise Mixes("is cut where examples say")
