@@ -138,9 +138,10 @@ def test_tags_on_weights_and_models_are_set_in_one_file():
 
 
 # What a sentence without subject and verb begins with.
-OPENINGS = set(
-    "All As At By Everything For From How In Of On That To What When Where Whether Which Who With".split()
-)
+OPENINGS = {
+    *("All", "As", "At", "By", "Everything", "For", "From", "How", "In", "Of", "On", "That"),
+    *("To", "What", "When", "Where", "Whether", "Which", "Who", "With"),
+}
 
 
 def test_docstrings_begin_with_a_verb():

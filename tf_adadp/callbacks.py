@@ -246,7 +246,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
 
     def _begin_budget(self, event, law):
-        """The filter of this run, recorded once a step fits; None where none does."""
+        """Returns the filter of this run, recorded once a step fits; None where none does."""
         ledger = self.model.ledger
         if not ledger.remaining(event, self.max_epsilon, self.target_delta, law=law):
             return None

@@ -93,7 +93,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
 
     @property
     def output_names(self) -> list[str]:
-        """The inner model's output names: losses and metrics may be given per output."""
+        """Returns the inner model's output names: losses and metrics may be given per output."""
         names = getattr(self.model, "output_names", None)
         if names is None:
             raise AttributeError("output_names")
@@ -356,12 +356,12 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
 
     @property
     def step_law(self) -> SamplingLaw | None:
-        """The sampling law of the running or last training."""
+        """Returns the sampling law of the running or last training."""
         return None if self.session.run is None else self.session.run.law
 
     @property
     def step_event(self) -> dp_accounting.DpEvent:
-        """The privacy event of one of its steps, or passes; see `SamplingLaw.event`."""
+        """Returns the privacy event of one of its steps, or passes; see `SamplingLaw.event`."""
         return self.session.step_event
 
     def save_private_state(self, path: Any) -> None:

@@ -148,7 +148,7 @@ def _last_within(
 
 
 def _step_to(target: float, x: float, x_cost: float, y: float, y_cost: float) -> float | None:
-    """The factor from y a little beyond the target, on the chord of log ε over log x.
+    """Returns the factor from y a little beyond the target, on the chord of log ε over log x.
 
     None where there is no such chord, or it says less than it costs to follow it.
     """

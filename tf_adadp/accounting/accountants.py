@@ -146,7 +146,7 @@ class Composition:
         return any(is_non_private_key(key) for key, _ in self.charges)
 
     def _rdp(self, accountant: str) -> tuple[np.ndarray, np.ndarray]:
-        """The orders and the composed Rényi bound at each."""
+        """Returns the orders and the composed Rényi bound at each."""
         vectors = [_event_rdp(key, self.relation, accountant) for key, _ in self.charges]
         counts = [count for _, count in self.charges]
         orders = vectors[0][0]
@@ -198,7 +198,7 @@ def _event_rdp(
 
 @functools.lru_cache(maxsize=8)
 def _pld_accountant(composition: Composition) -> pld.PLDAccountant:
-    """The PLD accountant of a composition; from a hundredth of a second to many seconds."""
+    """Returns the PLD accountant of a composition; from a hundredth of a second to many seconds."""
     counted_events = [(event_from_key(key), count) for key, count in composition.charges]
     relation = composition.relation
     if relation is _Relation.REPLACE_ONE:
@@ -250,7 +250,7 @@ def _compose(accountant, event: dp_accounting.DpEvent, count: int, name: str):
 
 
 def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, relation, why: str):
-    """The error, which names the accountants that can."""
+    """Returns the error, which names the accountants that can."""
     kinds = {name: kind for name, (kind, *_) in _RENYI.items()}
     if relation is not _Relation.REPLACE_ONE:  # there it knows Gaussians, which the others do too
         kinds["pld"] = pld.PLDAccountant

@@ -109,12 +109,12 @@ class LedgerEntry:
 
     @property
     def protects(self) -> str:
-        """The unit of privacy in words for a privacy statement."""
+        """Returns the unit of privacy in words for a privacy statement."""
         return self.law.protects if self.law else ONE_RECORD
 
     @property
     def steps(self) -> int:
-        """The number of releases that went into the weights: of a search, those of its winner."""
+        """Returns the number of releases in the weights: of a search, those of its winner."""
         return self.count * releases_of_winner(self.event)
 
     def repeats(self, other: "LedgerEntry") -> bool:

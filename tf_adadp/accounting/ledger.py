@@ -64,7 +64,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def _history(self) -> History:
-        """The history that this ledger shares with all that it was united with."""
+        """Returns the history that this ledger shares with all that it was united with."""
         while self._own.united_into is not None:
             self._own = self._own.united_into
         return self._own
@@ -271,14 +271,14 @@ class PrivacyLedger(Outlook):
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """The entries in the order they were begun."""
+        """Returns the entries in the order they were begun."""
         history = self._history
         with history.lock:
             return tuple(history.entries.values())
 
     @property
     def steps(self) -> int:
-        """The number of releases recorded, training steps and others alike."""
+        """Returns the number of releases recorded, training steps and others alike."""
         return sum(entry.count for entry in self.entries)
 
     @property
@@ -293,7 +293,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def dataset(self) -> str | None:
-        """The data set's name, for releases from now on; None for none."""
+        """Returns the data set's name, for releases from now on; None for none."""
         return self._history.dataset
 
     @dataset.setter
@@ -304,7 +304,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def budgets(self) -> tuple[LedgerBudget, ...]:
-        """The budgets that releases were held to, the running one last."""
+        """Returns the budgets that releases were held to, the running one last."""
         return tuple(self._history.budgets)
 
     @property

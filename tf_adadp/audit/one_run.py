@@ -238,7 +238,7 @@ class OneRunAudit(keras.callbacks.Callback):
         return one_run_bound(scores, self.coins, delta, confidence, num_guesses, claim)
 
     def _ledger(self):
-        """The model's ledger where it has a trade-off function."""
+        """Returns the model's ledger where it has a trade-off function."""
         try:
             one_run_family(self.model.ledger)
         except ValueError:

@@ -257,7 +257,7 @@ def _own_keys(optimizer, seed):
 
 
 def _seed_of(seed, name):
-    """A seed for each stream of draws, all different; None for None."""
+    """Returns a seed for each stream of draws, all different; None for None."""
     if seed is None:
         return None
     digest = hashlib.sha256(f"{int(seed)} {name}".encode()).digest()
@@ -279,7 +279,7 @@ def _check_optimizer(optimizer):
 
 
 def _rows(optimizer, canary, gradients):
-    """The examples and, last, the canary: a list of float32 [B + 1, *shape]."""
+    """Returns the examples and, last, the canary: a list of float32 [B + 1, *shape]."""
     shapes = [tuple(v.shape) for v in trained_variables(optimizer)]
     if gradients is None:
         gradients = [np.zeros((0, *shape)) for shape in shapes]

@@ -180,7 +180,7 @@ def law_epsilon_lower_bound(
     family = ClaimFamily(claim)
 
     def refuted(level, *counts):
-        """The least refuted member, and f(α_high) − β_high of it; of the claim where none is."""
+        """Returns the least refuted member, or the claim, and its f(α_high) − β_high."""
         alpha, beta = _largest_errors(*counts, level)
         k = family.least_refuted(lambda f: np.any(f(alpha) > beta))
         return k, family.trade_off(0 if k is None else k)(alpha) - beta

@@ -71,22 +71,22 @@ class Charges:
 
     @property
     def releases(self) -> int:
-        """The number of releases that this process made, charged or not."""
+        """Returns the number of releases that this process made, charged or not."""
         return self._noise_key.releases
 
     @property
     def uncharged(self) -> int:
-        """The number of releases that this process made and no charge paid for."""
+        """Returns the number of releases that this process made and no charge paid for."""
         return max(0, self.releases - self._paid)
 
     @property
     def waiting(self) -> int:
-        """The number of charges whose release was not made yet."""
+        """Returns the number of charges whose release was not made yet."""
         return max(0, self._paid - self.releases)
 
     @property
     def origin(self) -> str:
-        """The origin in the entries of a ledger."""
+        """Returns the origin in the entries of a ledger."""
         with_metrics = "" if self.metrics_noise_multiplier is None else ", with released metrics"
         return self._optimizer.ledger_origin + with_metrics
 
@@ -260,7 +260,7 @@ class Charged:
 
     @property
     def ledger_origin(self) -> str:
-        """The origin in the entries of a ledger, but for released metrics."""
+        """Returns the origin in the entries of a ledger, but for released metrics."""
         return type(self).__name__
 
     @property
@@ -334,10 +334,10 @@ class Charged:
 
     @property
     def releases(self) -> int:
-        """The number of releases that this process made, charged or not."""
+        """Returns the number of releases that this process made, charged or not."""
         return self.charges.releases
 
     @property
     def uncharged_releases(self) -> int:
-        """The number of releases that this process made and no `charge` paid for."""
+        """Returns the number of releases that this process made and no `charge` paid for."""
         return self.charges.uncharged

@@ -221,7 +221,7 @@ class _Lot:
 
 
 def _find(mask):
-    """The `_Lot` of a mask, new where it was not seen; the last ones are kept in memory."""
+    """Returns the `_Lot` of a mask, new where it was not seen; the last ones are kept in memory."""
     global _kept_bytes
     key = _address(mask)
     lot = _lots.get(key)

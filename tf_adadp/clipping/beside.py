@@ -83,7 +83,7 @@ class RowsBeside(ClippingSet):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The names of what is released beside the sum, in order."""
+        """Returns the names of what is released beside the sum, in order."""
         return tuple(self._shares)
 
     @property

@@ -41,7 +41,7 @@ class Ellipsoid(ScaledRows):
 
     @property
     def center(self) -> list[tf.Tensor] | None:
-        """The tensors a, or None."""
+        """Returns the tensors a, or None."""
         centers = [block.center for block in self._blocks]
         return None if any(a is None for a in centers) else centers
 

@@ -49,7 +49,7 @@ class RowGradients(abc.ABC):
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The variable's shape."""
+        """Returns the variable's shape."""
 
     @abc.abstractmethod
     def measure(self, axis_scales: "AxisScales | None" = None) -> tuple[tf.Tensor, WeightedSum]:
@@ -138,7 +138,7 @@ class Rows(RowGradients):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The variable's shape."""
+        """Returns the variable's shape."""
         return tuple(self._gradients.shape[1:])
 
     def measure(self, axis_scales: AxisScales | None = None) -> tuple[tf.Tensor, WeightedSum]:

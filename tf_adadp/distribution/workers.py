@@ -98,7 +98,7 @@ def check_alike(strategy: tf.distribute.Strategy, **values: float) -> None:
 
 
 def _summed(strategy, value):
-    """The sum of a numpy array over workers, one contribution each."""
+    """Returns the sum of a numpy array over workers, one contribution each."""
     devices = strategy.num_replicas_in_sync // num_workers(strategy)
 
     @tf.function(autograph=False)

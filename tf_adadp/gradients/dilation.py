@@ -93,7 +93,7 @@ def _exchanged(x, count):
 
 
 def _known(x, block, widths):
-    """The block, the axes of space and the widths as lists; Nones where one is not static."""
+    """Returns the block, the axes of space and the widths as lists; Nones where not static."""
     block, widths = (tf.get_static_value(tf.convert_to_tensor(v)) for v in (block, widths))
     if block is None or widths is None or x.shape.rank is None or None in x.shape.as_list()[1:]:
         return None, None, None

@@ -59,7 +59,7 @@ class ExampleLoss:
 
     @property
     def num_seed_generators(self) -> int:
-        """The number of `[2]` uint32 seeds that each example needs (dropout and the like)."""
+        """Returns the number of `[2]` uint32 seeds that each example needs, as for dropout."""
         return len(self._seed_slots)
 
     def check_multiplicity(self, multiplicity: int) -> None:
@@ -159,7 +159,7 @@ class ExampleLoss:
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
     def _noting_writes(self, call):
-        """The model's `call`, noting in `written` what its layers write to."""
+        """Returns the model's `call`, noting in `written` what its layers write to."""
         kept = [v for i, v in enumerate(self._non_trainable_variables) if i not in self._seed_slots]
 
         def noting(*args, **kwargs):

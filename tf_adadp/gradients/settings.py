@@ -80,7 +80,7 @@ def _is_method(layer, name):
 
 @functools.cache
 def _arguments(layer_class):
-    """The names of all arguments of the constructors of a class and its parents."""
+    """Returns the names of all arguments of the constructors of a class and its parents."""
     names = set()
     for parent in layer_class.__mro__:
         if "__init__" in vars(parent) and parent not in (keras.Layer, object):

@@ -73,7 +73,7 @@ class SecretKey:
 
     @property
     def key(self) -> tf.Tensor:
-        """The key, an int64 [2] tensor. Never log or return it from a function that is exported."""
+        """Returns the key, an int64 [2] tensor. Never log it, or return it from a graph."""
         self.check_process()
         return tf.convert_to_tensor(self.__key)
 
@@ -84,7 +84,7 @@ class SecretKey:
 
     @property
     def releases(self) -> int:
-        """The number of releases counted so far (outside of graphs).
+        """Returns the number of releases counted so far (outside of graphs).
 
         Raises:
             RuntimeError: in a child of `os.fork`, as `key` and `next_step`.

@@ -248,7 +248,7 @@ class AdaptiveNoise(DPOptimizer):
         return self._prior.shape()
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
-        """One Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""
+        """Returns one Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""
         self._require_noise_multiplier()
         if self.prior == "raw":
             return dp_accounting.NonPrivateDpEvent()

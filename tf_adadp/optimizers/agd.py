@@ -196,7 +196,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         on_batch: Callable | None = None,
         regularization_gradients: Sequence[tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
-        """One step of the state machine, see the class and `DPOptimizer.step_on_lot`."""
+        """Returns one step of the state machine, see the class and `DPOptimizer.step_on_lot`."""
         # Counted once for the branches together: noise is drawn under a number that is never used
         # twice, and a choice is a release like the others.
         release = self._noise_key.next_step()
@@ -287,12 +287,12 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         return [tf.math.divide_no_nan(t, norm) for t in total]
 
     def _candidates(self):
-        """The step lengths, float32 [num_candidates]; the first is 0."""
+        """Returns the step lengths, float32 [num_candidates]; the first is 0."""
         fractions = tf.linspace(0.0, 1.0, self.num_candidates)
         return fractions * self._max_step.value
 
     def _choose(self, scores, step):
-        """The number of the candidate chosen by noisy scores, float64 [num_candidates]."""
+        """Returns the number of the candidate chosen by noisy scores, float64 [num_candidates]."""
         if self._exact:
             return tf.argmin(scores)
         sensitivity = self.loss_clip * tf.cast(self._changed_examples.value, tf.float64)
@@ -305,7 +305,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         return tf.argmax(-scores / scale - tf.math.log(draw))
 
     def _advance(self, length):
-        """The state after a choice."""
+        """Updates the state after a choice."""
         moved = length > 0
         budget = self._gradient_budget.value
         grown = tf.where(moved, budget, (1 + self.budget_growth) * budget)
@@ -323,7 +323,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         )
 
     def step_logs(self) -> dict[str, tf.Tensor]:
-        """The step length chosen last, and ρ: released, or computed from releases."""
+        """Returns the step length chosen last, and ρ: released, or computed from releases."""
         return {
             "step_size": tf.convert_to_tensor(self._step_size.value),
             "gradient_budget": tf.cast(self._gradient_budget.value, tf.float32),

@@ -141,7 +141,7 @@ class RenyiBudget:
 
     @property
     def budget_filter(self) -> RenyiFilter:
-        """The `accounting.RenyiFilter` that is asked before every release; fixed by `begin`."""
+        """Returns the `accounting.RenyiFilter` of all releases; `begin` fixes it."""
         changed = host_number(self._changed_examples) if self.built else 0
         if changed == 0:
             raise ValueError("budget_filter is fixed when training begins, and it has not.")

@@ -388,7 +388,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
     @property
     def kept_on_one_device(self) -> str | None:
-        """The class or option that several replicas cannot run together, or None."""
+        """Returns the class or option that several replicas cannot run together, or None."""
         if not self.distributable:
             return type(self).__name__
         if getattr(self, "ema_overwrite_frequency", None) is not None and self.use_ema:
@@ -402,7 +402,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
     @property
     def secret_keys(self) -> dict[str, noise.SecretKey]:
-        """The keys of noise and of the examples' randomness, by attribute."""
+        """Returns the keys of noise and of the examples' randomness, by attribute."""
         return {name: k for name, k in vars(self).items() if isinstance(k, noise.SecretKey)}
 
     def renew_keys(self, agree: Callable[[Any], Any] | None = None) -> None:

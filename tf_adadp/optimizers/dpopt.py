@@ -206,7 +206,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         on_batch: Callable | None = None,
         regularization_gradients: Sequence[tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
-        """One step; "budgeted" directions are released first, from the same lot."""
+        """Returns one step; "budgeted" directions are released first, from the same lot."""
         if self.directions == "budgeted":
             ball = sets.L2Ball(self.current_clip_norm(), gamma=self.automatic_clipping)
             seed = self.example_seed()
@@ -290,7 +290,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         super()._observe(released, stddevs)
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
-        """One Gaussian event; its multiplier covers "budgeted" directions as well."""
+        """Returns one Gaussian event; its multiplier covers "budgeted" directions as well."""
         self._require_noise_multiplier()
         if self.variant == "printed":
             return dp_accounting.NonPrivateDpEvent()

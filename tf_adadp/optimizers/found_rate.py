@@ -90,7 +90,7 @@ class FoundRate(DPOptimizer):
 
     @property
     def loss_share(self) -> float:
-        """The share of a step's budget for the loss, where the rate is found."""
+        """Returns the share of a step's budget for the loss, where the rate is found."""
         return self._share if self.finds_rate else 0.0
 
     def _build_private(self, variables):

@@ -259,7 +259,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         return self.variant == "sound" and self.energy_noise_multiplier is None
 
     def _energy(self):
-        """The `Energy`; raises, in time, where a part of it is missing."""
+        """Returns the `Energy`; raises, in time, where a part of it is missing."""
         annealing = self._annealing
         if annealing.model is None:
             raise RuntimeError(
@@ -347,7 +347,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.rejections.assign(tf.where(accept, tf.zeros([], tf.int64), self.rejections.value + 1))
 
     def _undone_state(self):
-        """The optimizer's variables that a rejection restores.
+        """Returns the optimizer's variables that a rejection restores.
 
         All but counters, the rate, and a clip norm that is adapted: its count is paid for.
         """

@@ -45,7 +45,7 @@ class Statistics:
 
     @property
     def loss_share(self) -> float:
-        """The share of a step's budget for the loss; 0 where it is not released."""
+        """Returns the share of a step's budget for the loss; 0 where it is not released."""
         return 0.0
 
     @property

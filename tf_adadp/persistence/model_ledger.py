@@ -44,7 +44,7 @@ class ModelLedger:
 
     @property
     def last(self) -> PrivacyLedger:
-        """The ledger as it was found last; enough while nothing else trains."""
+        """Returns the ledger as it was found last; enough while nothing else trains."""
         return self._of_weights.last
 
     def current(self) -> PrivacyLedger:

@@ -19,7 +19,7 @@ class SavedWithLedger:
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """The `PrivacyLedger` of everything that was released about these weights.
+        """Returns the `PrivacyLedger` of everything that was released about these weights.
 
         One ledger for all DPModels that have a privately trained variable in common, frozen or not.
         """

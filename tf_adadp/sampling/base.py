@@ -79,7 +79,7 @@ class Lots(abc.ABC):
 
     @property
     def law(self) -> SamplingLaw:
-        """The sampling law. The cost of a step comes from here."""
+        """Returns the sampling law. The cost of a step comes from here."""
         return self._law if self.enforces_law else self._law.as_declared()
 
     @property
@@ -89,7 +89,7 @@ class Lots(abc.ABC):
 
     @property
     def expected_size(self) -> float:
-        """L, the expected number of examples in a lot. Sums are divided by it."""
+        """Returns L, the expected number of examples in a lot. Sums are divided by it."""
         return float(self.law.expected_lot_size)
 
     @property
@@ -99,27 +99,27 @@ class Lots(abc.ABC):
 
     @property
     def num_local_examples(self) -> int | None:
-        """The number of examples that this host draws from; None where that is private."""
+        """Returns the number of examples that this host draws from; None where that is private."""
         return self.num_examples
 
     @property
     def seed(self) -> int | None:
-        """The seed, or None when the lots cannot be reproduced."""
+        """Returns the seed, or None when the lots cannot be reproduced."""
         return None
 
     @property
     def secret_key(self) -> LotKey | None:
-        """The key that lots are a function of, by which they can be continued; None without one."""
+        """Returns the key that lots follow from, so that they can go on; None without one."""
         return None
 
     @property
     def source(self) -> Source | None:
-        """The examples that lots are drawn from; None where they cannot be read one by one."""
+        """Returns the examples of the lots; None where they cannot be read one by one."""
         return None
 
     @property
     def step(self) -> int:
-        """The index of the next lot, after those that a dataset has reserved or drawn ahead.
+        """Returns the index of the next lot, after those that a dataset has drawn ahead.
 
         Setting it resumes seeded lots at any step. Lots without a seed can only skip forward:
         going back raises ValueError.

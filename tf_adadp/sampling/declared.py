@@ -111,7 +111,7 @@ class DeclaredLots(Lots):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The argument, or ⌈N/L⌉."""
+        """Returns the argument, or ⌈N/L⌉."""
         return self._steps_per_epoch
 
     def supply(self) -> Callable[[int], None]:

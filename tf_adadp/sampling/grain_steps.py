@@ -91,7 +91,7 @@ def _parts(source):
 
 
 def _kind(part):
-    """A file's path, the type of ranges and arrays, or an object's identity."""
+    """Returns a file's path, the type of ranges and arrays, or an object's identity."""
     if isinstance(part, tuple):
         return part[0]
     return type(part) if isinstance(part, (range, np.ndarray)) else id(part)

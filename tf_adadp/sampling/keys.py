@@ -74,7 +74,7 @@ class StepCounter:
 
     @property
     def next(self) -> int:
-        """The first index not handed out yet."""
+        """Returns the first index not handed out yet."""
         return self._next
 
     def claim(self, count: int = 1) -> int:

@@ -236,7 +236,7 @@ class _OneRecord:
 
     @property
     def given_specs(self) -> list[tf.TensorSpec]:
-        """The specs of the raw leaves that are there."""
+        """Returns the specs of the raw leaves that are there."""
         return [s for s in keras.tree.flatten(self._given) if s is not None]
 
     def __call__(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
@@ -330,7 +330,7 @@ def _batches(source: ArraySource, one: _OneRecord) -> Iterator[list[np.ndarray]]
 
 
 def _failing(source, one, start, error):
-    """The number of the first record from `start` on that fails by itself, and its error."""
+    """Returns the number of the first record from `start` on that fails, and its error."""
     for number in range(start, min(start + _READ_AT_ONCE, len(source))):
         try:
             one(*(tf.constant(leaf) for leaf in source.rows(np.array([number]), 1)[1]))

@@ -89,22 +89,22 @@ class SampledLots(Lots):
 
     @property
     def num_local_examples(self) -> int:
-        """The number of examples that this host draws from: N, or a part of them."""
+        """Returns the number of examples that this host draws from: N, or a part of them."""
         return len(self._source)
 
     @property
     def seed(self) -> int | None:
-        """The seed, or None when the key is secret."""
+        """Returns the seed, or None when the key is secret."""
         return self._key.seed
 
     @property
     def secret_key(self) -> LotKey | None:
-        """The key, or None where a seed makes it known."""
+        """Returns the key, or None where a seed makes it known."""
         return self._key if self.seed is None else None
 
     @property
     def source(self) -> Source:
-        """The examples that lots are drawn from."""
+        """Returns the examples that lots are drawn from."""
         return self._source
 
     @abc.abstractmethod

@@ -47,7 +47,7 @@ class Prepared:
 
     @property
     def released_names(self) -> tuple[str, ...]:
-        """The names of released metrics in the logs."""
+        """Returns the names of released metrics in the logs."""
         return () if self.released is None else self.released.names
 
 

@@ -167,7 +167,7 @@ class _Step:
 
 
 def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
-    """The `_Step` for these arguments, the same one at every call."""
+    """Returns the `_Step` for these arguments, the same one at every call."""
     engine = engine_for_lot(
         model, loss, lot, optimizer, jit_compile=jit_compile, gradient_engine=gradient_engine
     )

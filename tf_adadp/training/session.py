@@ -239,7 +239,7 @@ class Session:
 
     @property
     def step_event(self) -> dp_accounting.DpEvent:
-        """The privacy event of one step of the run, or pass; see `SamplingLaw.event`."""
+        """Returns the privacy event of one step of the run, or pass; see `SamplingLaw.event`."""
         return self.compiled.optimizer.event(self.run.law)
 
     def affordable_steps(self, events: int) -> int:

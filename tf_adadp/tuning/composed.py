@@ -89,7 +89,7 @@ class ComposedTuner:
 
     @property
     def hypermodel(self) -> Any:
-        """The hypermodel; the ledgers of the models that it builds are that of the search."""
+        """Returns the hypermodel; the models that it builds have the ledger of the search."""
         return self._joining
 
     @hypermodel.setter

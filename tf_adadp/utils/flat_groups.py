@@ -37,11 +37,11 @@ class FlatGroups:
             filled += size
 
     def lengths(self):
-        """The number of entries of each vector."""
+        """Returns the number of entries of each vector."""
         return [sum(self.sizes[i] for i in members) for members in self.ranges]
 
     def pack(self, tensors):
-        """The vectors, of tensors of these shapes."""
+        """Returns the vectors, of tensors of these shapes."""
         flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
         return [
             flat[members.start] if len(members) == 1 else tf.concat([flat[i] for i in members], 0)
@@ -49,7 +49,7 @@ class FlatGroups:
         ]
 
     def split(self, vectors):
-        """The tensors as vectors, each for itself."""
+        """Returns the tensors as vectors, each for itself."""
         parts = []
         for vector, members in zip(vectors, self.ranges, strict=True):
             alone = len(members) == 1
@@ -57,14 +57,14 @@ class FlatGroups:
         return parts
 
     def unpack(self, vectors):
-        """The tensors, in their shapes."""
+        """Returns the tensors, in their shapes."""
         return [
             part if len(shape) == 1 else tf.reshape(part, shape)
             for part, shape in zip(self.split(vectors), self.shapes, strict=True)
         ]
 
     def spread(self, values):
-        """One number per tensor, at every entry of it: per vector a vector, or a scalar.
+        """Returns one number per tensor, at every entry of it: per vector a vector, or a scalar.
 
         Args:
             values: a list of floats, or a tensor [number of tensors].
@@ -82,7 +82,7 @@ class FlatGroups:
         return spread
 
     def means(self, vectors):
-        """The mean of each tensor, [number of tensors]; 0 of an empty one."""
+        """Returns the mean of each tensor, [number of tensors]; 0 of an empty one."""
         return tf.stack(
             [
                 tf.reduce_mean(part) if size else tf.zeros([])

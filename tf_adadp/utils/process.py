@@ -6,7 +6,7 @@ _process = object()
 
 
 def token() -> object:
-    """An object that stands for this process. A child of `os.fork` has another one."""
+    """Returns an object that stands for this process. A child of `os.fork` has another one."""
     return _process
 
 

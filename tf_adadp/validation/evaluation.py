@@ -82,7 +82,7 @@ def check_validation_data(
 
 
 def _dataset(adapter, arrays):
-    """A `tf.data.Dataset` of the form that Keras evaluates, or None where that is unknown."""
+    """Returns a `tf.data.Dataset` of the form that Keras evaluates, or None if unknown."""
     if isinstance(adapter, ArrayDataAdapter):
         # Of one row: Keras copies arrays whole to make a dataset of them.
         first = keras.tree.map_structure(
@@ -143,7 +143,7 @@ def _lacks_batch_axis(spec, training_spec):
 
 
 def _check_strings(spec, training_spec):
-    """A cast of strings is refused where it runs, and not where it is traced."""
+    """Refuses a cast of strings, which fails where it runs, and not where it is traced."""
     for part, known in zip(spec, training_spec, strict=True):
         for one, other in _pairs(part, known):
             kinds = [getattr(leaf, "dtype", None) for leaf in (one, other)]

@@ -80,7 +80,7 @@ def at_one_length(model: keras.Model, spec: Any, y_pred: Any) -> tuple[Any, Any]
 
 
 def _lengthened(spec, like):
-    """A TensorSpec of a batch with the sizes of a shape where its own are not known."""
+    """Returns a TensorSpec of a batch with the sizes of a shape where its own are not known."""
     known = [*like, *[None] * len(spec.shape)]
     sizes = [b or _LENGTH if a is None else a for a, b in zip(spec.shape, known, strict=False)]
     return tf.TensorSpec([None, *sizes[1:]], spec.dtype)

@@ -42,7 +42,7 @@ class Report(list):
             raise ValueError("\n".join(str(p) for p in self.errors))
 
     def _rows(self):
-        """The cells of each row, in the order of the list."""
+        """Yields the cells of each row, in the order of the list."""
         places = {}
         for p in self:
             # Only names of layers are put together.
@@ -70,7 +70,7 @@ class Report(list):
 
 
 def _together(wheres):
-    """One name of several places: "52 layers: bn_1, bn_2, bn_3, …"."""
+    """Returns one name of several places: "52 layers: bn_1, bn_2, bn_3, …"."""
     if len(wheres) == 1:
         return wheres[0]
     names = [where.removeprefix("Layer ").strip("'") for where in wheres[:_NAMED]]

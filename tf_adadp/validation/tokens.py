@@ -39,7 +39,7 @@ def check_tokens(model: keras.Model, x: object, name: str = "x") -> None:
 
 
 def _in_order(struct, inputs, x):
-    """The arrays of x in the order of a functional model's inputs; none where they do not fit."""
+    """Returns the arrays of x in the order of a functional model's inputs; none if they misfit."""
     if isinstance(x, dict):
         names = struct if isinstance(struct, dict) else [tensor.name for tensor in inputs]
         if set(names) != set(x):

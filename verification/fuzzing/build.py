@@ -159,13 +159,13 @@ def poisoned(x, kind, rng):
 
 
 def losses(case):
-    """Draws the loss that `compile` gets."""
+    """Returns the loss that `compile` gets."""
     heads = [_loss(head) for head in case["model"]["heads"]]
     return _formed(heads, case["model"]["outputs"], "out")
 
 
 def metrics(case):
-    """Draws the metrics that `compile` gets."""
+    """Returns the metrics that `compile` gets."""
     if case["metrics"] is None:
         return None
     many = len(case["model"]["heads"])

@@ -39,16 +39,16 @@ class BoundAccountant(dp_accounting.PrivacyAccountant):
 
     @abc.abstractmethod
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
-        """The bound at `ORDERS` for one Gaussian of σ > 0 on a lot of probability q < 1."""
+        """Returns the bound at `ORDERS` for one Gaussian of σ > 0 on a lot of probability q < 1."""
 
     @property
     def orders(self) -> np.ndarray:
-        """The orders, float64."""
+        """Returns the orders, float64."""
         return self._orders.copy()
 
     @property
     def rdp(self) -> np.ndarray:
-        """The Rényi bound composed so far, float64, one value per order."""
+        """Returns the Rényi bound composed so far, float64, one value per order."""
         return self._rdp.copy()
 
     def get_epsilon(self, target_delta: float) -> float:
@@ -87,7 +87,7 @@ class BoundAccountant(dp_accounting.PrivacyAccountant):
         return None
 
     def _step_rdp(self, event) -> np.ndarray:
-        """The bound of one supported event at every order."""
+        """Returns the bound of one supported event at every order."""
         name = type(event).__name__
         if name == "NoOpDpEvent":
             return np.zeros_like(self._orders)

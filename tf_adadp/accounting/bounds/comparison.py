@@ -84,7 +84,7 @@ class _Run:
         return sum(count for _, count in self.charges)
 
     def first(self, steps: int) -> "_Run":
-        """The first `steps` releases."""
+        """Returns the first `steps` releases."""
         charges, left = [], steps
         for key, count in self.charges:
             charges.append((key, min(count, left)))
@@ -92,12 +92,12 @@ class _Run:
         return dataclasses.replace(self, charges=tuple(charges))
 
     def bounds(self) -> tuple[str, ...]:
-        """The names of the bounds to show."""
+        """Returns the names of the bounds to show."""
         has_clt = self.relation is _Relation.ADD_OR_REMOVE_ONE
         return tuple(name for name in _REMARKS if name != _CLT or has_clt)
 
     def epsilon(self, name: str, delta: float) -> float:
-        """ε by one bound; ValueError where it knows none."""
+        """Returns ε by one bound; ValueError where it knows none."""
         if name != _CLT:
             return Composition((), self.relation).plus(self.charges).epsilon(delta, name)
         if any(is_non_private_key(key) for key, count in self.charges if count):
@@ -250,7 +250,7 @@ def compare(
 
 
 def compare_releases(composition: Composition, charges, delta: float) -> Comparison:
-    """The comparison of releases that were made, charges in their order."""
+    """Returns the comparison of releases that were made, charges in their order."""
     relation = composition.relation
     run = _Run("as recorded", relation, tuple(charges))
     return Comparison._of(f"{run.steps} recorded releases", delta, (run,))

@@ -13,7 +13,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsi
 
 
 def improved_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: float) -> float:
-    """ε at δ in (0, 1): min_α rdp(α) + log(1 − 1/α) − log(δα)/(α−1), or 0 below (see source).
+    """Returns ε at δ in (0, 1): min_α rdp(α) + log(1 − 1/α) − log(δα)/(α−1), or 0 below.
 
     Source: Canonne, Kamath and Steinke 2020, Proposition 12; ε = 0 where δ ≥ √(1 − e^{−rdp}).
     The same number as dp_accounting's `compute_epsilon` at all orders.
@@ -31,7 +31,7 @@ def improved_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: float
 
 
 def improved_delta(orders: Sequence[float], rdp: Sequence[float], epsilon: float) -> float:
-    """δ at ε ≥ 0 by the same two bounds, as dp_accounting's `compute_delta` at all orders."""
+    """Returns δ at ε ≥ 0 by the same bounds, as dp_accounting's `compute_delta` at all orders."""
     orders, rdp = np.asarray(orders), np.asarray(rdp)
     log_delta = (orders - 1) * (rdp - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     log_delta[orders <= 1.01] = np.inf

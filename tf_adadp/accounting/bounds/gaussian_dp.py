@@ -85,7 +85,7 @@ def clt_mu_of_events(charges: Iterable[tuple[dp_accounting.DpEvent, int]]) -> fl
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """ε at δ of μ-Gaussian differential privacy."""
+    """Returns ε at δ of μ-Gaussian differential privacy."""
     delta = check_delta(delta)
     if mu == 0:
         return 0.0

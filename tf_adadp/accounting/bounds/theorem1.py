@@ -75,7 +75,7 @@ def rdp_theorem1(
 
 
 def classical_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: float) -> float:
-    """ε = min_α rdp(α) + log(1/δ)/(α−1): Mironov, "Rényi Differential Privacy", Proposition 3.
+    """Returns ε = min_α rdp(α) + log(1/δ)/(α−1): Mironov 2017, Proposition 3.
 
     All-zero rdp, where nothing was released, gives 0.
     """
@@ -86,7 +86,7 @@ def classical_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: floa
 
 
 def classical_delta(orders: Sequence[float], rdp: Sequence[float], epsilon: float) -> float:
-    """δ = min_α e^{(α−1)(rdp(α) − ε)}, at most 1: the same conversion solved for δ."""
+    """Returns δ = min_α e^{(α−1)(rdp(α) − ε)}, at most 1: the same conversion solved for δ."""
     orders, rdp = np.asarray(orders), np.asarray(rdp)
     if not rdp.any():
         return 0.0

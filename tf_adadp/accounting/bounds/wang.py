@@ -150,7 +150,7 @@ def rdp_wang_theorem27(
 
 @functools.lru_cache(maxsize=64)
 def _gaussian_factors(sigma: float) -> np.ndarray:
-    """The logarithm of the factor of C(α,j) q^j for j = 2..512."""
+    """Returns the logarithm of the factor of C(α,j) q^j for j = 2..512."""
     j = np.arange(3.0, GREATEST_ORDER + 1)
     capped = math.log(2) + j * (j - 1) / (2 * sigma**2)
     if sigma > _CAPS_ALONE:

@@ -39,7 +39,7 @@ class LedgerFile:
 
     @property
     def stored(self) -> PrivacyLedger:
-        """The ledger that was in the file when it was opened; an empty one if there was none."""
+        """Returns the ledger that was in the file when it was opened; an empty one if none was."""
         return self._stored
 
     def write(self, ledger: PrivacyLedger) -> None:

@@ -64,26 +64,26 @@ class SamplingLaw(abc.ABC):
     @property
     @abc.abstractmethod
     def neighboring_relation(self) -> dp_accounting.NeighboringRelation | None:
-        """The neighbouring relation the event is stated for; None where nothing is known."""
+        """Returns the neighbouring relation of the event; None where nothing is known."""
 
     @property
     def num_units(self) -> int | None:
-        """The number of units of privacy; public. None where unknown."""
+        """Returns the number of units of privacy; public. None where unknown."""
         return self.num_examples
 
     @property
     def expected_lot_size(self) -> float | None:
-        """L, the public constant that sums over a lot are divided by; None where unknown."""
+        """Returns L, the public divisor of sums over a lot; None where unknown."""
         return None
 
     @property
     def max_lot_size(self) -> int | None:
-        """The largest size of a lot; None where that is no public constant."""
+        """Returns the largest size of a lot; None where that is no public constant."""
         return None
 
     @property
     def record_probability(self) -> float | None:
-        """q, the probability with which each record is in a lot, independently of other steps.
+        """Returns q, each record's probability of being in a lot, independently of other steps.
 
         None where lots of different steps depend on each other, or q is unknown or private.
         """
@@ -104,7 +104,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def protects(self) -> str:
-        """The unit of privacy in words for a privacy statement."""
+        """Returns the unit of privacy in words for a privacy statement."""
         return ONE_RECORD if self.unit == "record" else f"one {self.unit} of the training data"
 
     def as_declared(self) -> "SamplingLaw":

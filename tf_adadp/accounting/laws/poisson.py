@@ -67,7 +67,7 @@ class PoissonSampling(SamplingLaw):
 
     @property
     def probability(self) -> float:
-        """q, the probability with which each record enters a lot."""
+        """Returns q, the probability with which each record enters a lot."""
         return self.expected_size / self.num_examples
 
     @property
@@ -77,12 +77,12 @@ class PoissonSampling(SamplingLaw):
 
     @property
     def expected_lot_size(self) -> float:
-        """L, the mean of a lot's size."""
+        """Returns L, the mean of a lot's size."""
         return self.expected_size
 
     @property
     def record_probability(self) -> float:
-        """q."""
+        """Returns q."""
         return self.probability
 
     @property

@@ -60,7 +60,7 @@ class TruncatedPoissonSampling(SamplingLaw):
 
     @property
     def probability(self) -> float:
-        """q, the probability with which each record is drawn."""
+        """Returns q, the probability with which each record is drawn."""
         return self.expected_size / self.num_examples
 
     @property
@@ -70,7 +70,7 @@ class TruncatedPoissonSampling(SamplingLaw):
 
     @property
     def expected_lot_size(self) -> float:
-        """L, the mean size before lots are cut."""
+        """Returns L, the mean size before lots are cut."""
         return self.expected_size
 
     @property

@@ -41,7 +41,7 @@ class UnknownSampling(SamplingLaw):
 
     @property
     def unknown_reason(self) -> str:
-        """The reason that was given."""
+        """Returns the reason that was given."""
         return self.reason
 
     def as_declared(self) -> "UnknownSampling":

@@ -74,7 +74,7 @@ class UserSampling(SamplingLaw):
 
     @property
     def probability(self) -> float:
-        """q, the probability with which each user enters a lot."""
+        """Returns q, the probability with which each user enters a lot."""
         return self.expected_users / self.num_users
 
     @property
@@ -89,12 +89,12 @@ class UserSampling(SamplingLaw):
 
     @property
     def expected_lot_size(self) -> float:
-        """L, in records, as the caller stated it."""
+        """Returns L, in records, as the caller stated it."""
         return self.expected_size
 
     @property
     def protects(self) -> str:
-        """The unit of privacy in words for a privacy statement."""
+        """Returns the unit of privacy in words for a privacy statement."""
         return "one user: all records of the training data with that user's id, however many"
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:

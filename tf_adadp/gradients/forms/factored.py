@@ -31,7 +31,7 @@ class Factored(RowGradients):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The variable's shape."""
+        """Returns the variable's shape."""
         return self.layout.shape
 
     @property

@@ -44,7 +44,7 @@ class MatrixLayout:
 
     @property
     def swapped(self) -> "MatrixLayout":
-        """The layout with rows and columns exchanged."""
+        """Returns the layout with rows and columns exchanged."""
         return MatrixLayout(self.shape, self._columns, self._rows)
 
     def transposed(self, order: Sequence[int]) -> "MatrixLayout":

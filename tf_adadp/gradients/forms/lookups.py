@@ -40,7 +40,7 @@ class Lookups(RowGradients):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The table's shape."""
+        """Returns the table's shape."""
         return self._shape
 
     def cost(self) -> tuple[int, int]:

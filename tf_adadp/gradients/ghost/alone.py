@@ -115,7 +115,7 @@ class AloneCall:
             yield number, Rows(with_shape(rows, [None, *variable.shape]))
 
     def _one(self, call, tensors, seeds, values=None):
-        """The output for one example, without its axis."""
+        """Returns the output for one example, without its axis."""
         flat = list(self._flat)
         for i, t in zip(self._places, tensors, strict=True):
             flat[i] = t[None]

@@ -40,7 +40,7 @@ def broadcasts_by(dims_of: Callable[[tf.Tensor], Dims]) -> Iterator[None]:
 
 
 def _broadcast_axes(x_dims, y_dims):
-    """The axes that each of two tensors was broadcast along; None where that is not known."""
+    """Returns the axes that each of two tensors was broadcast along; None where unknown."""
     rank = max(len(x_dims), len(y_dims))
     x_dims, y_dims = ((1,) * (rank - len(d)) + tuple(d) for d in (x_dims, y_dims))
     axes = [], []

@@ -121,7 +121,7 @@ class GhostEngine:
         return replicas.all_reduced((sums, total_loss))
 
     def batch_losses(self):
-        """A function for the losses of a batch at weights of choice, in one forward pass.
+        """Returns a function for the losses of a batch at weights of choice, in one forward pass.
 
         As `VectorizedEngine.batch_losses`; the pass keeps layers that it does not know, and
         activity regularisers, to single examples.
@@ -144,7 +144,7 @@ class GhostEngine:
 
 
 def _at_least_two_rows(chunk):
-    """A structure of tensors [n, ...] with rows of zeros up to two; None stays None.
+    """Returns a structure of tensors [n, ...] with rows of zeros up to two; None stays None.
 
     Some of TensorFlow's kernels give no rows at all the wrong shape (a separable convolution loses
     a channel, with oneDNN), and `tf.vectorized_map` cannot follow an LSTM over a single one.

@@ -70,7 +70,7 @@ def _reduced(op, follower):
 
 
 def _factor(tensor, follower):
-    """A public number, for a batch of one."""
+    """Returns a public number, for a batch of one."""
     value = follower.of(tensor)
     if not isinstance(value, Public) or value.rank != 0 or value.secret:
         raise Mixes("a layer adds a loss (`add_loss`) that is a product of sums over the batch")

@@ -99,7 +99,7 @@ class GradientPlan:
         return "\n".join(lines)
 
     def _rows(self):
-        """The cells of the table; equal rows are one, with the number of their layers."""
+        """Yields the cells of the table; equal rows are one, with the number of their layers."""
         groups = collections.defaultdict(list)
         for g in self.gradients:
             cells = (

@@ -127,7 +127,7 @@ def obstacles_of(example_loss: ExampleLoss, element_spec: Any) -> tuple[Obstacle
 
 
 def _around(layer, model, alone):
-    """The layer, or the one around it that is not mapped yet; None where that is the model."""
+    """Returns the layer, or the next one around it that is not mapped; None for the model."""
     while layer is not None and any(layer is other for other in alone):
         layer = next(
             (
@@ -266,7 +266,7 @@ class Trace:
         return forms.add(parts) if parts else Rows(tf.zeros([batch_size, *variable.shape]))
 
     def _losses(self, y, y_pred, sample_weight, batch_size):
-        """The examples' losses [B], and the gradients of their sum; mapped over the examples."""
+        """Returns the examples' losses [B], and the gradients of their sum, by a map."""
         flat = tf.nest.flatten(y_pred)
         masks = [get_keras_mask(t) for t in flat]
         for mask in masks:
@@ -363,13 +363,13 @@ class Trace:
             raise CannotFollow(reason, unknown=True)
 
     def _layer_of(self, op):
-        """The innermost layer whose call made an operation, or the model."""
+        """Returns the innermost layer whose call made an operation, or the model."""
         while (original := original_operation(op)) is not None:
             op = original
         return self._layers.get(op.name, self.example_loss.model)
 
     def _layers_of_operations(self, operations):
-        """The innermost layer by the name of each operation that a call made."""
+        """Returns the innermost layer by the name of each operation that a call made."""
         # A call is noted when it ends: those inside of it come before it.
         return {
             op.name: layer

@@ -64,15 +64,15 @@ class _Use:
         self.output, self._d = output, d
 
     def d(self):
-        """The output's gradient with the examples first, [B, (stride,) ...]."""
+        """Returns the output's gradient with the examples first, [B, (stride,) ...]."""
         return batch_first(self._d, self.output)
 
     def x(self, place):
-        """An operand of rows, with the examples first."""
+        """Returns an operand of rows, with the examples first."""
         return batch_first(self.op.inputs[place], self.values[place])
 
     def shape(self, place):
-        """The static shape of a public operand."""
+        """Returns the static shape of a public operand."""
         shape = self.op.inputs[place].shape
         if not shape.is_fully_defined():
             raise NoForm(f"the operation {self.op.type} has a weight of unknown shape")
@@ -207,7 +207,7 @@ def _products_of_windows(use, unfolded, others, shape):
 
 
 def _window(op, x, size):
-    """The padded images and the `Window` of a convolution."""
+    """Returns the padded images and the `Window` of a convolution."""
     first = op.get_attr("data_format").startswith((b"NC",))
     strides, dilation = (
         tuple(values[2:] if first else values[1:-1])
@@ -281,7 +281,7 @@ def _float(tensor):
 
 
 def _spread(use, place):
-    """An operand of rows with the axes of the output, examples first."""
+    """Returns an operand of rows with the axes of the output, examples first."""
     value, missing = use.values[place], use.output.rank - use.values[place].rank
     if not isinstance(value, RowsValue):
         raise NoForm("two weights in one operation with examples")

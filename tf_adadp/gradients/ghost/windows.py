@@ -52,7 +52,7 @@ def unfold(window: Window, x: tf.Tensor) -> tf.Tensor:
 
 
 def _patches(x, size, strides, dilation, padding):
-    """The windows of images [B, h, w, c], flat: [B, rows, columns, size·c]."""
+    """Returns the windows of images [B, h, w, c], flat: [B, rows, columns, size·c]."""
     channels = x.shape[-1]
     entries = math.prod(size) * channels
     on_cpu = not tf.config.list_physical_devices("GPU")  # which may round inputs of convolutions

@@ -116,7 +116,7 @@ class Follower:
         return isinstance(value, Public) and value.value is not None and value.value.item()
 
     def _clamped(self, op):
-        """The number c in min(c, max(m, x)) with c ≤ m, whatever x is; or None."""
+        """Returns the number c in min(c, max(m, x)) with c ≤ m, whatever x is; or None."""
         if op.type != "Minimum" or op.outputs[0].shape.rank != 0:
             return None
         for outer, inner in (op.inputs, reversed(op.inputs)):
@@ -148,7 +148,7 @@ def _has_effect(op):
 
 
 def _mapped(op, values):
-    """The outputs of a map over the rows of its operands."""
+    """Returns the outputs of a map over the rows of its operands."""
     for value in values:
         if not isinstance(value, Rows):
             plain(value)
@@ -158,7 +158,7 @@ def _mapped(op, values):
 
 
 def _public(op, values):
-    """The outputs of an operation that no example reaches."""
+    """Returns the outputs of an operation that no example reaches."""
     weights = frozenset().union(*(v.weights for v in values))
     secret = any(v.secret for v in values)
     sized = any(v.sized for v in values)
@@ -217,7 +217,7 @@ _SPREAD: dict[str, Callable] = {"Fill": 0, "BroadcastTo": 1, "Tile": 1}
 
 
 def _spread(op, values):
-    """A public tensor that is repeated for every example."""
+    """Returns a public tensor that is repeated for every example."""
     shape = values[_SPREAD[op.type]]
     others = [v for i, v in enumerate(values) if i != _SPREAD[op.type]]
     if shape.value is None or any(v.sized or v.secret for v in others):

@@ -105,7 +105,7 @@ def of_effect(op: tf.Operation, layer: keras.Layer | None = None) -> Obstacle:
 
 
 def _placed(tracebacks, reason, layer, **options):
-    """The obstacle, at the first line of the user's that one of the tracebacks has."""
+    """Returns the obstacle, at the first line of the user's that one of the tracebacks has."""
     lines = [_users_line(frames) for frames in tracebacks]
     line, is_users = next((found for found in lines if found[1]), lines[0])
     place = "" if layer is None else f" in the layer {layer.name!r} ({type(layer).__name__})"
@@ -120,7 +120,7 @@ def _placed(tracebacks, reason, layer, **options):
 
 
 def _with_originals(op):
-    """An operation, and those of which it is the gradient."""
+    """Yields an operation, and those of which it is the gradient."""
     while op is not None:
         yield op
         op = original_operation(op)

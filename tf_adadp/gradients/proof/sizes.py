@@ -64,7 +64,7 @@ def _size(value):
 
 
 def _whole(value):
-    """A number without a fraction, as an integer."""
+    """Returns a number without a fraction, as an integer."""
     if isinstance(value, float) and not value.is_integer():
         raise NotFollowed
     return int(value)
@@ -143,7 +143,7 @@ def selected(op: tf.Operation, values: Sequence) -> list[np.ndarray]:
 
 
 def _held(found, dtype):
-    """The numbers, where a dtype holds all of them exactly."""
+    """Returns the numbers, where a dtype holds all of them exactly."""
     if np.size(found) > LARGEST:
         return None
     found = array(found)
@@ -290,7 +290,7 @@ def _stitched(op, *values):
 
 
 def _gradient_axes(op, *shapes):
-    """The axes that the gradients of a broadcast are summed over.
+    """Returns the axes that the gradients of a broadcast are summed over.
 
     Where a shape has one entry because B = 1, the sum over it changes nothing.
     """

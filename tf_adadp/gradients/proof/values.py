@@ -35,7 +35,7 @@ class Public:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes."""
+        """Returns the number of axes."""
         return None if self.dims is None else len(self.dims)
 
 
@@ -55,12 +55,12 @@ class Rows:
 
     @property
     def rank(self) -> int:
-        """The number of axes."""
+        """Returns the number of axes."""
         return len(self.dims)
 
     @property
     def from_end(self) -> int:
-        """The axis, counted from the last one: −1 and below."""
+        """Returns the axis, counted from the last one: −1 and below."""
         return self.axis - len(self.dims)
 
 

@@ -108,7 +108,7 @@ class Prior(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Prior":
-        """A prior of these arguments, without state."""
+        """Returns a prior of these arguments, without state."""
         return cls(**config)
 
 
@@ -118,7 +118,7 @@ def normalized(
     exponent: float,
     floor: float = FLOOR,
 ) -> list[tf.Tensor]:
-    """The shape of given moments: r ∝ moment^exponent, mean(r²) = 1, floored; 1 where all are ≤ 0.
+    """Returns the shape r ∝ moment^exponent, mean(r²) = 1, floored; 1 where all moments are ≤ 0.
 
     Args:
         moments: list of float32 tensors that broadcast to the variables.

@@ -137,5 +137,5 @@ class FixedPrior(_Fixed):
 
 
 def _everywhere(value, variable):
-    """An array of a variable's rank with this one value."""
+    """Returns an array of a variable's rank with this one value."""
     return np.full([1] * len(variable.shape), value)

@@ -83,7 +83,7 @@ class PooledMoments:
             v.assign(decay**2 * v.value + (1.0 - decay) ** 2 * spread / count)
 
     def _pooled(self, values):
-        """The means over all groups of values that broadcast to the variables, as vectors."""
+        """Returns the means over all groups of values that broadcast to the variables."""
         means = []
         for (i, axes), shape in zip(self._sides, self._layout.shapes, strict=True):
             mean = values[i] if self._sizes[i] else tf.zeros(shape)
@@ -119,7 +119,7 @@ class PooledMoments:
         ]
 
     def _shrunk_means(self, means, variances):
-        """The variables' means, shrunk towards the overall mean."""
+        """Returns the variables' means, shrunk towards the overall mean."""
         if not self._shrinkage:
             return means
         share = np.array(self._sizes, np.float32) / np.float32(sum(self._sizes))
@@ -132,7 +132,7 @@ class PooledMoments:
         return overall + kept * (means - overall)
 
     def _shrunk(self, values, means, variances):
-        """The groups' values, shrunk towards the mean of their variable."""
+        """Returns the groups' values, shrunk towards the mean of their variable."""
         centers = self._layout.spread(means)
         apart = [v - center for v, center in zip(values, centers, strict=True)]
         between = self._layout.means([tf.square(a) for a in apart])
@@ -140,7 +140,7 @@ class PooledMoments:
         return [c + k * a for c, k, a in zip(centers, kept, apart, strict=True)]
 
     def _joined(self, sides, mean):
-        """One estimate per coordinate from those of the groups it is in."""
+        """Returns one estimate per coordinate from those of the groups it is in."""
         if len(sides) == 1:
             return sides[0]
         rows, columns = (tf.maximum(side, 0.0) for side in sides)

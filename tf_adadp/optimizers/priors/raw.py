@@ -40,6 +40,6 @@ class RawPrior:
 
 
 def variance(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The variance over all entries of a list of tensors."""
+    """Returns the variance over all entries of a list of tensors."""
     flat = tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
     return tf.math.reduce_variance(flat)

@@ -192,7 +192,7 @@ class FolderColumns:
         return len(_header(*self._layout(column, 0)))
 
     def _file_bytes(self, column):
-        """The size of a column's file with all complete rows."""
+        """Returns the size of a column's file with all complete rows."""
         row_bytes = self._dtypes[column].itemsize * int(np.prod(self._shapes[column]))
         return self._header_bytes(column) + self.rows * row_bytes
 
@@ -282,7 +282,7 @@ def memory_limit() -> int:
 
 
 def _header(dtype, shape):
-    """The header of a NumPy file; NumPy leaves room in it for any number of rows."""
+    """Returns the header of a NumPy file; NumPy leaves room in it for any number of rows."""
     header = io.BytesIO()
     described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)

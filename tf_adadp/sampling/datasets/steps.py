@@ -64,7 +64,7 @@ def _source(step):
 
 
 def _opened(step):
-    """A source inside of flat_map(): it has to read, or list, what the function is given."""
+    """Judges a source inside of flat_map(): it has to read, or list, what the function gets."""
     if step.graph.argument(step.node.input[0]) is None:
         step.refuse(
             "is opened inside of another step by something else than the name that is given "
@@ -75,7 +75,7 @@ def _opened(step):
 
 
 def _loaded(step):
-    """A dataset that save() wrote; its reader may put the shards in any order, once each."""
+    """Judges a dataset that save() wrote; its reader may put the shards in any order, once."""
     kinds = {DATASET.sub("", op) for op in step.operations() if DATASET.search(op)}
     if not kinds <= {"FlatMap", "Interleave", "ParallelInterleave", "Prefetch", "Shuffle"}:
         step.refuse("has a reader_func with steps of its own", "Leave reader_func out.")

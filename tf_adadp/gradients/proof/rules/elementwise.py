@@ -94,7 +94,7 @@ def bias_add(op, values):
 
 
 def _common(dims):
-    """The entry of a broadcast shape."""
+    """Returns the entry of a broadcast shape."""
     known = [d for d in dims if d != 1]
     if not known:
         return 1

@@ -19,7 +19,7 @@ def reshape(op, values):
 
 
 def reshaped(tensor, value, shape):
-    """The rows of a tensor of rows after a reshape to a public shape."""
+    """Returns the rows of a tensor of rows after a reshape to a public shape."""
     if not isinstance(shape, Public) or shape.value is None or None in value.dims:
         raise Mixes("has a shape that is not known")
     new = list(shape.value.flat)
@@ -101,7 +101,7 @@ def rank(op, values):
 
 
 def shape_of(tensor, value):
-    """The shape of a value as a public tensor."""
+    """Returns the shape of a value as a public tensor."""
     known = value.dims is not None and None not in value.dims
     return public(tensor, sizes.array(list(value.dims)) if known else None, sized=not known)
 
