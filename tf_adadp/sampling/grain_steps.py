@@ -67,9 +67,10 @@ def _sources(items) -> Iterator[Any]:
             f"x is a grain dataset with the step {kind.removesuffix('MapDataset')}, whose "
             f"elements are not one record each, and one element is the unit of privacy. {fix}"
         )
-    if kind == "SliceMapDataset" and items._parent_length != len(items.parents[0]):
+    sliced = getattr(items, "_parent_length", None)  # of a SliceMapDataset, when it was made
+    if sliced is not None and sliced != len(items.parents[0]):
         raise ValueError(
-            f"x is a grain dataset with a slice of {items._parent_length} elements, which are "
+            f"x is a grain dataset with a slice of {sliced} elements, which are "
             f"{len(items.parents[0])} by now, so one record may be in several elements. Slice "
             "again, and leave the source as it is."
         )

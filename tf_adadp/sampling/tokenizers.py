@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_adadp.utils.keras_compat import layers_of
+
 _CACHE = "BytePairTokenizerCache"  # keras_hub's class, which it does not export
 SENTENCE_PIECE = "SentencepieceTokenizeOp"  # its state is its model, which no record changes
 
@@ -23,7 +25,7 @@ def without_caches(*holders: Any) -> Iterator[None]:
     Args:
         holders: layers or models that hold the tokenizers; others are passed over.
     """
-    layers = [layer for h in holders if isinstance(h, keras.Layer) for layer in h._flatten_layers()]
+    layers = [layer for h in holders if isinstance(h, keras.Layer) for layer in layers_of(h)]
     tokenizers = [
         layer for layer in layers if type(getattr(layer, "cache", None)).__name__ == _CACHE
     ]
