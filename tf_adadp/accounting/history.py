@@ -68,7 +68,7 @@ class History:
             self.begin_new_entries()
 
     def snapshot(self) -> "History":
-        """Returns a copy of the content, which nobody else changes."""
+        """Returns a copy of the content, which no other object changes."""
         with self.lock:
             copy = History()
             copy.entries, copy.budgets = dict(self.entries), list(self.budgets)

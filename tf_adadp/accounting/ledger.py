@@ -1,4 +1,4 @@
-"""The privacy ledger: what was released, how it was sampled, and what that adds up to."""
+"""Keeps the privacy ledger: releases, their sampling, and the ε that they add up to."""
 
 import contextlib
 import os

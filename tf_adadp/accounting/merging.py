@@ -12,7 +12,7 @@ def merge(mine: History, theirs: History) -> None:
 
     Args:
       mine: the history to change; its lock is held.
-      theirs: the other one; nobody changes it meanwhile.
+      theirs: the other one. It must not change meanwhile.
 
     Raises:
       ValueError: the same id stands for different releases. Nothing is changed then.

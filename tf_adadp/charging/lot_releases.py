@@ -67,7 +67,7 @@ class LotReleases:
         """Returns where in a pass of lots a charge begins.
 
         That is `position`, or 0, a new pass, where the last charge of that ledger did not end
-        there, or had another price: then nobody paid for the pass that it lies in.
+        there, or had another price: then the pass that it lies in was not paid for.
         """
         if position % law.lots_per_pass == 0:
             return position

@@ -79,7 +79,7 @@ class ClippingSet(abc.ABC):
     Its tensors come from public constants and past releases only. A set is immutable, and is made
     anew for each step inside the graph that uses it. The methods work eagerly, in `tf.function`, in
     `tf.while_loop` and under `jit_compile=True`, with a static or a dynamic number of rows, and do
-    the same work whatever the gradients are.
+    the same work for all gradients.
 
     Formal guarantee: for any gradients, adding or removing one row changes `clipped_sum` by a
     vector u with ‖u/s‖₂ ≤ 1/σ*, s = `noise_stddev(σ*, …)`.

@@ -1,4 +1,4 @@
-"""Records as rows: numeric, flat, and of L2 norm below 1 whatever they hold.
+"""Makes rows of records: numeric, flat, and of L2 norm below 1 whatever they hold.
 
 What is refused here depends on shapes and types alone, never on values.
 """

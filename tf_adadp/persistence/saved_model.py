@@ -10,7 +10,7 @@ from tf_adadp.persistence.model_ledger import LedgerState, ModelLedger
 
 
 class SavedWithLedger:
-    """Mixin of a Keras model: whatever way its weights come or go, their ledger does too."""
+    """Mixin of a Keras model: saves and loads the ledger of its weights along with them."""
 
     def _keep_ledger(self, ledger: PrivacyLedger | None) -> None:
         """Begins to keep the ledger, once the plain model is `self.model`."""

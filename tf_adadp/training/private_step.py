@@ -1,4 +1,4 @@
-"""One private step of a training loop of one's own."""
+"""Takes one private step of a custom training loop."""
 
 from typing import Any
 

@@ -170,7 +170,7 @@ class Session:
         return make_lot(*batch.arrays, physical_batch_size=self._physical_batch_size())
 
     def warn_of_raw_metrics(self) -> None:
-        """Warns once per model, where raw metrics are logged and nobody said so."""
+        """Warns once per model, where raw metrics are logged without log_raw_metrics=True."""
         compiled = self.compiled
         if compiled.log_raw_metrics is None and compiled.logs_raw_metrics:
             if not self._warned_of_raw_metrics:

@@ -120,7 +120,7 @@ def search(
         target_epsilon, target_delta: a budget for everything in the ledger, search included, with
             the "rdp" accountant. None for no budget.
         seed: for tests only: an int that K, hyper-parameters and global generators follow from. The
-            ledger says that whoever knows it has no guarantee.
+            ledger says that there is no guarantee against those who know it.
 
     Raises:
         TypeError, ValueError: before anything is trained or charged, on an argument out of range, a

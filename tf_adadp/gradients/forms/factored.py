@@ -1,4 +1,4 @@
-"""Holds what gradients known as products share, whatever the number of terms per example."""
+"""Serves gradients known as products, of any number of terms per example."""
 
 from typing import Self
 
