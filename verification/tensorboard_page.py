@@ -1,4 +1,4 @@
-"""Looks at a private training in TensorBoard through a browser, and takes the picture of the guide.
+"""Looks at a private training in TensorBoard through a browser, and takes the picture of the docs.
 
     python -m verification.tensorboard_page
 
