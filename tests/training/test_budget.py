@@ -104,6 +104,20 @@ def test_it_trains_as_with_that_multiplier_given(capsys):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_fit_searches_once(monkeypatch):
+    """It settles its noise twice, as callbacks may restore weights in between."""
+    searches = []
+    search = dp.PrivacyLedger.calibrate_noise_multiplier
+
+    def counted(*args, **kwargs):
+        searches.append(args)
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(dp.PrivacyLedger, "calibrate_noise_multiplier", counted)
+    fit(make())
+    assert len(searches) == 1
+
+
 def test_what_the_ledger_holds_is_counted_first(capsys):
     model, alone = make(), make()
     pca = dp.DPPCA(2, noise_multiplier=5.0)
