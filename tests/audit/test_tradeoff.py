@@ -22,7 +22,7 @@ Q, STEPS = 0.1, 4
 
 
 def too_many(count, trials, probability):
-    """Whether so many events of at most this probability are no coincidence."""
+    """Tells whether so many events of at most this probability are no coincidence."""
     return stats.binom.sf(count - 1, trials, probability) < FALSE_ALARM
 
 

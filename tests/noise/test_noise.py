@@ -394,7 +394,7 @@ def _words(secret):
 
 
 def _shows(data, words):
-    """Whether bytes hold a word, as 8 bytes of either order or in decimal."""
+    """Tells whether bytes hold a word, as 8 bytes of either order or in decimal."""
     forms = [f(w) for w in words for f in (_little, _big, lambda w: str(w).encode())]
     return any(form in data for form in forms)
 

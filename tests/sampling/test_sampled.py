@@ -21,7 +21,7 @@ def inclusion(lots, steps):
 
 
 def counts_agree(counts, trials, probability):
-    """Whether all Binomial(trials, probability) counts lie in their union-bounded interval."""
+    """Tells whether all Binomial(trials, probability) counts lie in their union-bounded interval."""
     counts = np.asarray(counts)
     tail = ALPHA / counts.size / 2
     low = stats.binom.ppf(tail, trials, probability)
@@ -47,7 +47,7 @@ def sizes_are_binomial(table, probability):
 
 
 def variance_agrees(sizes, variance, fourth_moment):
-    """Whether the sizes' variance is within 5 of its standard errors (5.7e-7 two-sided)."""
+    """Tells whether the sizes' variance is within 5 of its standard errors (5.7e-7 two-sided)."""
     error = np.sqrt((fourth_moment - variance**2) / len(sizes))
     return abs(np.mean((sizes - np.mean(sizes)) ** 2) - variance) < 5 * error
 
