@@ -21,7 +21,7 @@ def inclusion(lots, steps):
 
 
 def counts_agree(counts, trials, probability):
-    """Tells whether all Binomial(trials, probability) counts lie in their union-bounded interval."""
+    """Tells whether all Binomial(trials, probability) counts lie in their joint interval."""
     counts = np.asarray(counts)
     tail = ALPHA / counts.size / 2
     low = stats.binom.ppf(tail, trials, probability)

@@ -23,7 +23,7 @@ def included(lots, steps):
 
 
 def within(counts, trials, probability):
-    """Tells whether all Binomial(trials, probability) counts are in their union-bounded interval."""
+    """Tells whether all Binomial(trials, probability) counts are in their joint interval."""
     tail = ALPHA / np.size(counts) / 2
     low = stats.binom.ppf(tail, trials, probability)
     high = stats.binom.isf(tail, trials, probability)
