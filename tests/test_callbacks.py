@@ -217,7 +217,7 @@ def test_epsilon_without_the_callback_is_charged_all_the_same():
 
 
 class AtEveryStep(keras.callbacks.Callback):
-    """What a ledger file would say had the process been killed, just before and after each step."""
+    """Reads the ledger file just before and after each step, as a killed process would leave it."""
 
     def __init__(self, path):
         super().__init__()
@@ -431,7 +431,7 @@ def test_callbacks_that_steer_by_a_training_metric_are_refused(callback):
     ids=lambda c: type(c).__name__,
 )
 def test_callbacks_that_set_a_rate_that_follows_a_schedule_are_refused(callback):
-    """Keras's error would come when they first act, with a part of the budget spent."""
+    """Keras would raise only when they first act, after part of the budget is spent."""
     private = private_model(dp.ADADP(noise_multiplier=1.0))
     with pytest.raises(ValueError, match=rf"{type(callback).__name__}.*ADADP.*InverseSqrtDecay"):
         fit(private, [callback], validation_data=data())

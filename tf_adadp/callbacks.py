@@ -1,4 +1,4 @@
-"""PrivacyCallback: ε in every log, a ledger file written ahead, a stop before the budget ends."""
+"""Reports ε in every log, writes a ledger file ahead, and stops before the budget is exceeded."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from tf_adadp.distribution.workers import worker_number
 from tf_adadp.utils.checks import check_bool, check_integer
 from tf_adadp.utils.keras_compat import print_msg
 
-_SECONDS_BETWEEN_IMAGES = 10.0  # drawing takes some 0.2 s
+_SECONDS_BETWEEN_IMAGES = 10.0  # drawing takes about 0.2 s
 
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
@@ -34,46 +34,46 @@ class PrivacyCallback(keras.callbacks.Callback):
     writes `batch_epsilon` at every execution of `steps_per_execution` steps, or every so many; by
     default it writes epochs alone. Beside it this callback draws two images, in a run named
     "privacy": the curve δ(ε) at the end, and, also while training goes on, validation metrics and
-    metrics released with noise over ε. They are images on purpose. TensorBoard smooths scalars by
-    averaging each with those before it, which shows an ε below the one that was spent, and
-    accuracies at an ε at which they were not measured; and its charts have steps or time on the x
-    axis, not ε. Raw training metrics are never in the images; TensorBoard's own scalars have them
-    unless `compile` got log_raw_metrics=False.
+    metrics released with noise over ε. They are images for two reasons. TensorBoard smooths scalars
+    by averaging each with earlier ones, which shows an ε below the one spent, and accuracies at an
+    ε at which they were not measured. Its charts also have steps or time on the x axis, not ε. Raw
+    training metrics are never in the images; TensorBoard's own scalars have them unless `compile`
+    got log_raw_metrics=False.
 
-    It reports; the ledger is charged by the train function, `steps_per_execution` steps before they
-    run.
+    This callback only reports. The train function charges the ledger, `steps_per_execution` steps
+    before they run.
 
     **Budget.** With `max_epsilon` training stops before the execution that would exceed the budget,
-    deciding one execution ahead, also in the middle of an epoch. With the "rdp" accountant a
-    `RenyiFilter` decides, whose order is fixed before the first release and kept in the ledger: so
-    (max_epsilon, target_delta) holds also where a later `fit` changes noise or lot size by what
-    earlier ones gave. With the others it holds for noise and lots that were fixed beforehand.
+    also in the middle of an epoch; it decides one execution ahead. With the "rdp" accountant a
+    `RenyiFilter` decides, whose order is fixed before the first release and kept in the ledger. So
+    (max_epsilon, target_delta) also holds where a later `fit` chooses noise or lot size by results
+    of earlier ones. With other accountants it holds for noise and lots that were fixed beforehand.
 
-    **File.** With `ledger_path` the file on the disk is never behind what was released. It is
-    written, and synced, ahead of every `ledger_interval` steps; so after a crash at any moment it
-    records at least what was released and at most max(ledger_interval, steps_per_execution) steps
-    more, fewer where training would end or the budget stop it. A run on the same file counts what
-    it finds there. At the end, and after an exception, the file is exact. For optimizers whose next
-    event depends on the last outcome (AGD) every step is written by itself. What other callbacks
-    charge to the model's ledger is in the file from the next step on.
+    **File.** With `ledger_path` the file on disk always covers all releases. It is written, and
+    synced, ahead of every `ledger_interval` steps. So after a crash at any moment it records all
+    releases and at most max(ledger_interval, steps_per_execution) steps more, fewer where training
+    would end or the budget would stop it. A run on the same file counts the steps that it records.
+    At the end, and after an exception, the file is exact. For optimizers whose next event depends
+    on the last outcome (AGD) every step is written separately. Charges by other callbacks are in
+    the file from the next step on.
 
-    **Early ends.** Where something other than the plan or a budget ends training (EarlyStopping, an
-    exception, Ctrl-C) the ledger is told that its ε is an odometer reading.
+    **Early ends.** Where anything but the plan or a budget ends training (EarlyStopping, an
+    exception, Ctrl-C), the ledger records that its ε is an odometer reading.
 
     Args:
         target_delta: δ in (0, 1); below 1/N for a meaningful guarantee (a warning says so if not).
-        max_epsilon: the budget, None for no stop.
+        max_epsilon: the budget; None for no stop.
         accountant: "rdp", "pld" or "theorem1"; see `tf_adadp.accounting`.
-        ledger_path: a JSON file for the ledger; one that is there is continued. One run at a time
-            may have it open.
+        ledger_path: a JSON file for the ledger; an existing one is continued. Only one run at a
+            time may have it open.
         ledger_interval: how many steps are written ahead at a time, ≥ 1. A synced write takes 4
             to 20 ms on a plain disk: some 0.1 ms a step for the default of 100.
         dataset: a public name for the data set, for ledger and statement. Not a hash of records.
-        same_data: True if a ledger of another name or number of records is to be continued all the
-            same: a part of the same records, a table that grew.
-        extra_deltas: further δ at which the logs of epochs have ε, as `epsilon_at_<δ>`.
-        log_dir: a folder for the images alone; by default "privacy" in that of a `TensorBoard`
-            callback beside this one, and none without one. Needs matplotlib.
+        same_data: True to continue a ledger with another name or number of records, for a part of
+            the same records or a table that grew.
+        extra_deltas: further δ for which epoch logs have ε, as `epsilon_at_<δ>`.
+        log_dir: a folder for the images alone; by default "privacy" in the folder of a
+            `TensorBoard` callback in the same `fit`, and none without one. Needs matplotlib.
 
     Raises:
         ValueError: at construction on arguments out of range; when training begins, on a budget
@@ -144,7 +144,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.max_epsilon is not None and self.model.optimizer.event_varies:
             raise ValueError(
                 f"max_epsilon={self.max_epsilon} with {type(self.model.optimizer).__name__}, whose "
-                "later steps cost what earlier ones decide: how many fit cannot be told ahead. "
+                "later steps cost what earlier ones decide: how many fit is not known ahead. "
                 "Give the budget to the optimizer, total_epsilon, and leave max_epsilon out."
             )
         self._budget, self._planned, self._done, self._stopped = None, None, 0, False
@@ -154,7 +154,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             if log_dir is None and isinstance(callback, keras.callbacks.TensorBoard):
                 log_dir = pathlib.Path(callback.log_dir) / "privacy"
         self._images = log_dir and _Images(log_dir, self.target_delta, self.accountant)
-        # On several hosts the file, like all that is restored, is the first one's.
+        # Only the first of several hosts has the file, and all other restored state.
         if self.ledger_path is not None and worker_number(self.model.distribute_strategy) == 0:
             self._file = LedgerFile(self.ledger_path)
             self._written_steps = 0
@@ -164,7 +164,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.dataset is not None:
             self.model.ledger.dataset = self.dataset
         self._check_budget()
-        if self.max_epsilon is None:  # refuses, before it is trained, what could not be reported
+        if self.max_epsilon is None:  # raises, before training, if ε cannot be reported
             self.model.ledger.preview(
                 self.model.session.step_event,
                 1,
@@ -174,7 +174,7 @@ class PrivacyCallback(keras.callbacks.Callback):
             )
 
     def _check_data(self):
-        """Refuses ledgers, in the file or in the model, that are about other data than this run."""
+        """Refuses ledgers, in the file or in the model, about other data than this run's."""
         if self.same_data:
             return
         names = [] if self.dataset is None else [self.dataset]
@@ -233,16 +233,16 @@ class PrivacyCallback(keras.callbacks.Callback):
         if worker_number(self.model.distribute_strategy) == 0:
             try:
                 self._check_data()
-                self._check_budget()  # what was counted before knows of no restored ledger
+                self._check_budget()  # the earlier count does not include a restored ledger
                 found = self._remaining
-            except ValueError as refusal:  # raised when the others have heard of it
+            except ValueError as refusal:  # raised after the other hosts received it
                 error = refusal
         self._remaining = int(from_chief(np.array(found, np.int64)))
         if error is not None:
             raise error
         if self._remaining < 0:
             raise ValueError(
-                f"max_epsilon={self.max_epsilon}: the chief refused to train, its message says why."
+                f"max_epsilon={self.max_epsilon}: the chief refused to train; see its message."
             )
 
     def _begin_budget(self, event, law):
@@ -255,21 +255,21 @@ class PrivacyCallback(keras.callbacks.Callback):
         return budget
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Counts how many steps the run has before it."""
+        """Counts the remaining steps of the run."""
         steps, at_once = self.params["steps"], self.model.steps_per_execution
         # Executions are whole, so the last one of an epoch may go beyond its steps.
         epochs_left = self.params["epochs"] - epoch
         self._planned = self._done + epochs_left * -(-steps // at_once) * at_once
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Writes the coming steps ahead where the file does not have them.
+        """Writes the next steps to the file ahead, unless it has them.
 
-        Counts the budget anew where another callback restored a ledger or charged it.
+        Counts the budget again if another callback restored or charged a ledger.
         """
         if self.model.ledger.steps != self._seen_steps:
             self._check_data()
             self._check_budget()
-            self._written_steps = 0  # what was written ahead are other releases
+            self._written_steps = 0  # the steps written ahead are other releases
         self._write_ahead()
 
     def _write_ahead(self):
@@ -301,7 +301,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 self._stopped = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Puts ε at every δ into the logs, and what they have into the image of metrics over ε."""
+        """Puts ε at every δ into the logs, and adds these to the image of metrics over ε."""
         if logs is not None:
             logs["epsilon"] = self.epsilon()
             for delta in self.extra_deltas:
@@ -310,7 +310,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 self._images.add(logs, self.model.ledger.steps)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Prints where a budget ended training, and gives TensorBoard the last images."""
+        """Prints a message if a budget ended training, and writes TensorBoard's last images."""
         if self._stopped and self.params.get("verbose"):
             print_msg(
                 f"PrivacyCallback: training ended after {self._done} steps at ε = "
@@ -373,15 +373,15 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PrivacyCallback":
-        """Makes the callback that `get_config` described."""
+        """Makes a callback from its `get_config`."""
         return cls(**config)
 
 
 class _Images:
     """Writes the images of one run for TensorBoard.
 
-    Into a folder of their own: TensorBoard reads the newest file of a folder, and would take no
-    more from the one that Keras writes.
+    They go into a separate folder: TensorBoard reads only the newest file of a folder, and would
+    stop reading the one that Keras writes.
     """
 
     def __init__(self, log_dir, delta, accountant):
@@ -392,7 +392,7 @@ class _Images:
         self._can_draw = True
 
     def add(self, logs, step):
-        """Adds the logs of an epoch, and draws metrics over ε if it is time to."""
+        """Adds the logs of an epoch, and draws metrics over ε if a drawing is due."""
         self._points.append((logs["epsilon"], dict(logs)))
         if time.monotonic() - self._drawn_at > _SECONDS_BETWEEN_IMAGES:
             self._draw_metrics(step)

@@ -1,4 +1,4 @@
-"""DPModel: any Keras model, trained with differential privacy."""
+"""Wraps any Keras model for training with differential privacy: `DPModel`."""
 
 from typing import Any
 
@@ -39,16 +39,16 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
 
     Args:
         model: a `keras.Model`: Sequential, functional or subclassed, built or not.
-        physical_batch_size: how many examples are worked on at once; sets memory, not privacy. By
-            default as many as a memory bound allows, see `gradient_plan`.
+        physical_batch_size: the number of examples processed at once; sets memory, not privacy. By
+            default the largest within a memory bound, see `gradient_plan`.
         gradient_engine: "ghost": norms and clipped sums without per-example gradients, at nearly
             the cost of ordinary training; "vectorized": per-example gradients by
             `tf.vectorized_map`; "auto": "ghost" wherever it can follow the model. Both give the
             same sums, up to rounding.
-        ledger: a `PrivacyLedger` of what the weights cost before, for histories that cannot be
-            seen: weights copied by `clone_model` and `set_weights`, read from a file of a plain
-            model, or trained in another process. This model goes on in that ledger. None where
-            the weights are new or public, and where they were trained by a DPModel, or by a
+        ledger: a `PrivacyLedger` of the earlier releases about the weights, for histories that
+            cannot be found: weights copied by `clone_model` and `set_weights`, read from a file of
+            a plain model, or trained in another process. This model continues that ledger. None
+            where the weights are new or public, and where they were trained by a DPModel, or by a
             custom loop that charged a ledger, in this process: that history is found.
 
     Raises:
@@ -104,7 +104,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         return self.model(inputs, training=training)
 
     def build(self, input_shape: Any) -> None:
-        """Makes nothing: the wrapper has no weights, and the inner model builds itself."""
+        """Marks the wrapper as built: it has no weights, and the inner model builds itself."""
         self.built = True
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
@@ -134,7 +134,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
             optimizer: a private optimizer (an instance of `DPOptimizer`); no other is accepted.
             jit_compile: whether XLA compiles the work on one physical batch. "auto" chooses by the
                 kinds of layers. The loop over physical batches is never compiled by XLA, since
-                every lot has another number of them.
+                their number differs from lot to lot.
             auto_scale_loss: has no effect. Keras's dynamic loss scale is a raw statistic; under
                 mixed_float16 one fixed scale is used and undone before clipping.
             released_metrics: a `ReleasedMetrics`: training loss and metrics get noise, are charged
@@ -178,7 +178,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         return {**config, **self.session.compiled.config()} if config else config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles with what `get_compile_config` described."""
+        """Compiles from a configuration of `get_compile_config`."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
@@ -208,7 +208,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
             x: arrays (or a dict or list of them) with `y` and `batch_size`; a finite
                 `tf.data.Dataset` with `batch_size`, which is read once into memory; or lots that
                 carry their sampling law, any of `tf_adadp.sampling`. Raw records of a keras_hub
-                task are preprocessed once, each alone; lots hold preprocessed ones.
+                task are preprocessed once, each independently; lots hold preprocessed records.
             batch_size: L, the expected lot size; required without lots, 1 ≤ L ≤ N. Every step draws
                 each record with probability L/N. The batches of a dataset do not matter.
             shuffle: must stay True, lots are drawn at random.
@@ -258,7 +258,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         if steps_per_epoch is None:
             steps_per_epoch = lots.steps_per_epoch
         dataset, budgeted = self.session.start(lots, epochs, initial_epoch, steps_per_epoch)
-        # After those that restore.
+        # Comes after the callbacks that restore state.
         if workers.num_workers(self.distribute_strategy) > 1:
             callbacks = [*callbacks, ShareChiefsState()]
         callbacks = [*callbacks, *budgeted]
@@ -292,14 +292,13 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     ) -> Any:
         """Takes one private step on a batch that the caller sampled.
 
-        One call is one release, charged as one from a batch of its own. Two calls with the same
-        batch are two releases from one batch, which cost more than is charged for them: sample a
-        batch for every call.
+        One call is one release, charged as if its batch was sampled for it. Two calls with the same
+        batch cost more than they are charged for: sample a new batch for every call.
 
         Args:
             law: how the batch was sampled, e.g. `accounting.PoissonSampling(N, L)`; it is recorded
-                as declared by you. Without it the step is taken and charged as of unknown
-                sampling: from then on `epsilon` refuses to report.
+                as declared by you. Without it the step is charged as of unknown sampling, and
+                `epsilon` refuses to report from then on.
 
         Other arguments and the result are those of `keras.Model.train_on_batch`.
         """
@@ -343,13 +342,13 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     def gradient_plan(self) -> Any:
         """Returns the `GradientPlan`, which tells how each weight's gradients are clipped.
 
-        Per weight: the operation in which it meets the examples, the form in which norms are found,
-        multiplications and floats per example; and which engine was chosen, and why. Printed, it is
-        a table. Known once the model has met data: after
-        `fit` or `train_on_batch` began, or, for models with known inputs, after `compile`.
+        For each weight it holds the operation that combines it with the examples, the form of its
+        norms, and the multiplications and floats per example. It also holds the chosen engine and
+        the reason. It prints as a table. It is known after `fit` or `train_on_batch` began or, for
+        models with known inputs, after `compile`.
 
         Raises:
-            ValueError: where the model is not compiled, or nothing tells the form of its inputs.
+            ValueError: where the model is not compiled, or the shapes of its inputs are not known.
         """
         self._assert_compile_called("gradient_plan")
         return self.session.gradient_plan()
@@ -367,14 +366,14 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     def save_private_state(self, path: Any) -> None:
         """Moves the noise and lot keys of this run into a file, for one continuation of it.
 
-        With weights, optimizer state and ledger saved at the same time, the run that loads all of
-        it goes on bit by bit as this one would have (on the same machine and libraries). Without
-        it, a resumed run draws new noise and new lots, which costs nothing and hides more: use it
-        where a run must be reproduced, not to survive crashes.
+        Save weights, optimizer state and ledger at the same time. A run that loads all of them
+        continues exactly as this one would have, on the same machine and libraries. Without the
+        keys, a resumed run draws new noise and new lots, which costs nothing and is safer: use the
+        file to reproduce a run, not to survive crashes.
 
-        The file is as secret as the data: who reads it can subtract the noise of past releases, and
-        tell their lots. It is made with mode 0600. This model goes on under NEW keys, so that no
-        noise is drawn twice; see `load_private_state`.
+        The file is as secret as the data: its reader can subtract the noise of past releases, and
+        reconstruct their lots. It is made with mode 0600. This model continues with NEW keys, so
+        that no noise is drawn twice; see `load_private_state`.
 
         Args:
             path: a file that does not exist. Save the weights apart from it, in the same state.
@@ -382,8 +381,8 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         Raises:
             FileExistsError: path exists; links are not followed. No key was changed.
             RuntimeError: while `fit` runs, whose lots are drawn ahead.
-            ValueError: not compiled or trained; seeded, which needs no such file; or a release was
-                not charged.
+            ValueError: the model is not compiled or trained; it is seeded, which needs no such
+                file; or a release was not charged.
             OSError: the file cannot be written, or this system has no file modes (Windows).
         """
         self.session.refuse_nested("save_private_state")
@@ -394,11 +393,11 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         """Takes up the keys that `save_private_state` wrote, and deletes the file.
 
         Load the weights first. The next `fit` continues the lots: give it the data, and sampling
-        arguments, of the run that was saved. The file can be loaded ONCE, it is gone, durably,
-        before any key is taken up: two runs under one set of keys would draw the same noise, and
-        their releases together would show what it hid. Nothing can keep a COPY of the file, of
-        whatever kind (a backup, a snapshot of the disk or the machine, `cp`), from being loaded as
-        well. Do not make one; keep the file out of what is backed up.
+        arguments, of the run that was saved. The file can be loaded ONCE: it is deleted, durably,
+        before any key is used. Two runs with the same keys would draw the same noise, and their
+        releases together would reveal what it hid. A COPY of the file (a backup, a snapshot of the
+        disk or the machine, `cp`) could still be loaded. Make no copy, and exclude the file from
+        backups.
 
         Raises:
             FileNotFoundError: there is no such file; it may have been loaded before.
@@ -428,7 +427,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "DPModel":
-        """Makes the model that `get_config` described."""
+        """Makes a model from its `get_config`."""
         files.refuse_legacy_format()
         config = dict(config)
         config["model"] = keras.saving.deserialize_keras_object(
@@ -437,11 +436,11 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         return cls(**config)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy Keras builds from the first batch, and drops it: that would be a lot.
+        # Under a strategy Keras builds from the first batch and drops it, which would drop a lot.
         if self.session.prepared is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 
     def _get_metrics_result_or_logs(self, logs):
-        # Keras takes the means over all replicas only where a step logs nothing but metrics.
+        # Keras averages over all replicas only where a step logs metrics alone.
         metrics = self.get_metrics_result()
         return {name: metrics.get(name, value) for name, value in logs.items()}

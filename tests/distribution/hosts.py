@@ -1,4 +1,4 @@
-"""One of three workers on the loopback device; prints one JSON line of what it saw."""
+"""Runs one of three workers on the loopback device; prints its results as one JSON line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checks on four logical CPU devices; a process of its own, which prints one JSON line per check.
+"""Runs checks on four logical CPU devices, in its own process; prints one JSON line per check.
 
 Devices are laid out before TensorFlow computes anything, so pytest's process cannot have them.
 """
@@ -90,7 +90,7 @@ def small_and_empty_lots_are_lots():
 
 
 def a_lot_gets_one_noise():
-    """Zero inputs: all that moves 4,200 kernel entries is the noise, of std σ*·C/L = 0.1.
+    """Inputs are zero, so only the noise, of std σ*·C/L = 0.1, changes the 4,200 kernel entries.
 
     Added on every replica, before or after the sum, it would have a std of 0.2 or 0.4 (or 0.05).
     The sample std leaves ±5 % in fewer than 1 in 10⁵ draws (chi-square).
@@ -118,7 +118,7 @@ def examples_on_different_replicas_draw_different_numbers():
 
 
 def released_metrics_are_those_of_the_whole_lot():
-    """At next to no noise: one device's means, and not those of a share."""
+    """With almost no noise the means are those of one device, not of a share."""
 
     def run(strategy):
         keras.utils.set_random_seed(1)

@@ -27,7 +27,7 @@ def test_three_hosts_train_as_one(tmp_path):
 
 
 def _run(folder):
-    """What each worker saw."""
+    """Returns the results of each worker."""
     program = pathlib.Path(__file__).with_name("hosts.py")
     processes = faults.start_cluster(
         [[sys.executable, str(program), str(folder)]] * WORKERS,

@@ -1,4 +1,4 @@
-"""What workers must agree on, without any."""
+"""Checks the agreement of workers without starting any."""
 
 import keras
 import pytest

@@ -50,7 +50,7 @@ class Branch(_Around):
 
 
 def _gradient_step(model, x, y):
-    """One step of plain gradient descent on the mean loss, example by example, without a lot."""
+    """Takes one step of gradient descent on the mean loss, example by example, without a lot."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with tf.GradientTape() as tape:
         rows = [model(x[i : i + 1], training=True) for i in range(len(x))]
@@ -93,7 +93,7 @@ def test_a_step_equals_plain_gradient_descent(layer):
     ],
 )
 def test_xla_compiles_no_loop_in_the_map(engine, layers):
-    """Known before the first step: TensorFlow would raise after its charge."""
+    """The error comes before the first step: TensorFlow would raise after its charge."""
     x, y = data()
     private = private_model(
         model=plain_model(*layers()),
@@ -121,7 +121,7 @@ def test_xla_compiles_recurrent_steps_that_are_written_out():
 
 @pytest.mark.extended
 def test_why_xla_is_left_out():
-    """When this fails, XLA has learned it, and the refusal can go."""
+    """If this fails, XLA supports the operation, and the refusal can be removed."""
     model = plain_model(L.Reshape((3, 2)), L.GRU(2))
     x, y = data(4)
     example_loss = ExampleLoss(model, None)

@@ -262,7 +262,7 @@ def test_bad_rows_have_no_finite_norm_and_contribute_nothing(kind, bad, where):
 
 @pytest.mark.parametrize("kinds", list(itertools.product(KINDS[:3], repeat=2)) + [("lookups",) * 2])
 def test_sums_of_gradients(kinds):
-    """Of a layer that is used twice; norms are those of the sum, not of the parts."""
+    """A layer is used twice, so norms are those of the sum, not of the parts."""
     parts = [_make(kind, seed=n) for n, kind in enumerate(kinds)]
     form, dense = add([form for form, _ in parts]), sum(dense for _, dense in parts)
     assert isinstance(form, Lookups if kinds[0] == "lookups" else SequenceProducts)
@@ -341,7 +341,7 @@ EXCESS = 1e-5
 
 
 def _excess(clipping_set, form, b=None, bound=1.0):
-    """By how much the contribution of one example is longer than the set allows."""
+    """Returns by how much the contribution of one example exceeds the set."""
     (total,) = clipping_set.clipped_sum([form], tf.ones([1]))
     total = np.asarray(total, np.float64)
     assert np.all(np.isfinite(total))
@@ -495,7 +495,7 @@ CLIMBS, STEPS = 2, 30
 
 
 def _climb(rng, start, excess, steps=STEPS):
-    """The largest excess found by changing entries at random and keeping what does not lower it."""
+    """Returns the largest excess found by random changes of entries that do not lower it."""
     point, best = start, excess(start)
     for _ in range(steps):
         candidate = [v.copy() for v in point]
@@ -622,7 +622,7 @@ def _full(rng, g, center=False):
     ids=["ball", "ellipsoid", "centre"],
 )
 def test_without_margins_outer_products_get_past(monkeypatch, make_set):
-    """By little, since nothing cancels; with the margins by nothing at all."""
+    """The excess is small, since nothing cancels; with the margins there is none."""
     assert -1e-3 < _worst("outer", make_set) <= 0.0
     monkeypatch.setattr(common, "product_margin", lambda terms: 1.0)
     monkeypatch.setattr(common, "margin", lambda roundings: 1.0)

@@ -1,4 +1,4 @@
-"""A record with an index that names nothing neither stops a lot nor is felt by the others."""
+"""A record with an out-of-range index neither stops a lot nor affects other records."""
 
 import keras
 import numpy as np

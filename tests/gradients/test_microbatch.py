@@ -65,7 +65,7 @@ BALL = clipping.L2Ball(1.0)
 @settings(derandomize=True)
 @given(rows=st.integers(0, 40), scale=st.floats(0.1, 1e4), seed=st.integers(0, 1000))
 def test_one_more_record_moves_one_slot_by_at_most_twice_the_bound(rows, scale, seed):
-    """The inserted record is the last, and draws of the others stay: the coupling of the proof."""
+    """The inserted record is last, and the others keep their draws: the coupling of the proof."""
     rng = np.random.default_rng(seed)
     grads = (scale * rng.normal(size=(rows + 1, 3))).astype(np.float32)
     grads[-1] *= -1e3
@@ -76,7 +76,7 @@ def test_one_more_record_moves_one_slot_by_at_most_twice_the_bound(rows, scale, 
 
 
 def test_positional_groups_would_break_that_bound():
-    """What the slots are for: cutting a lot into pairs lets one record shift every later pair."""
+    """Without slots, cutting a lot into pairs lets one record shift every later pair."""
     rng = np.random.default_rng(0)
     grads = np.repeat(rng.normal(size=(100, 3)), 2, 0) * np.tile([[1.0], [-0.9]], (100, 1)) * 1e3
 

@@ -99,7 +99,7 @@ def test_many_draws_come_close_to_the_expected_gradient(engine):
 
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_the_mean_is_clipped_and_not_each_draw(engine):
-    """An example with a huge gradient contributes a vector of norm C, whatever the copies."""
+    """An example with a huge gradient contributes a vector of norm C for any number of copies."""
     made = _engine(_noisy_model(), engine)
     lot = make_lot(
         np.full((1, 6), 50.0, np.float32), np.array([2], np.int32), physical_batch_size=2

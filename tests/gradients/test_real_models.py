@@ -1,4 +1,4 @@
-"""Models as others write them are on the ghost engine, and their sums equal a loop over examples.
+"""The ghost engine follows models as others write them, and its sums equal a loop over examples.
 
 The models are the small versions of `benchmarks/real_models`.
 """

@@ -1,4 +1,4 @@
-"""What all lots share: form, padding, counting steps, resuming, secrets."""
+"""Tests the common parts of all lots: form, padding, counting steps, resuming, secrets."""
 
 import copy
 import pickle
@@ -278,7 +278,7 @@ def test_bad_counts_are_refused_at_once(call, value, error):
 
 
 class TestClaims:
-    """What a class of lots says of itself, its subclasses do not say of themselves."""
+    """Subclasses do not inherit a class's claims to enforce its law and to split over hosts."""
 
     def test_subclasses_claim_nothing(self):
         class Others(PoissonLots):

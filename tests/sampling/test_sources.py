@@ -1,4 +1,4 @@
-"""Data of every kind; lots are drawn with q = 1 where all rows are wanted."""
+"""Tests data of every kind; lots are drawn with q = 1 where a test needs all rows."""
 
 import resource
 import sys
@@ -13,7 +13,7 @@ from tf_adadp.sampling import FixedSizeLots, PoissonLots
 
 
 def everything(x, y=None, sample_weight=None, **options):
-    """All rows of the data as one lot of one physical batch, and a row of padding."""
+    """Returns all rows of the data as one lot of one physical batch, with a row of padding."""
     lots = FixedSizeLots(x, y, 6, sample_weight, **options)
     ((data, mask),) = lots.take(1, 7)
     assert mask.numpy().tolist() == [[1.0] * 6 + [0.0]]

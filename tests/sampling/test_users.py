@@ -35,7 +35,7 @@ def make(user_ids=USERS, expected_users=2, bound=BOUND, expected_size=4, **kwarg
 
 @pytest.fixture(scope="module")
 def table():
-    """Boolean [steps, N]. Records in random order, to be found by their users all the same."""
+    """Boolean [steps, N]. Records are in random order and found by their users."""
     order = np.random.default_rng(0).permutation(len(USERS))
     found = np.zeros((STEPS, len(USERS)), bool)
     lots = make(USERS[order], seed=1)

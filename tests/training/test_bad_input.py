@@ -1,4 +1,4 @@
-"""Every mistake gets an error that names it and the way out, and nothing is trained."""
+"""Every mistake raises an error that names it and a fix, and nothing is trained."""
 
 import functools
 
@@ -21,7 +21,7 @@ FLAVOURS = [dp.DPSGD, dp.DPAdam, dp.DPRMSprop, dp.ADADP, dp.ADAN]
 
 
 def refused(private, match, error=ValueError, **fit):
-    """`fit` raises, and moved nothing and charged nothing."""
+    """Checks that `fit` raises, and changes and charges nothing."""
     before = private.get_weights()
     x, y = data()
     arguments = {"x": x, "y": y, "batch_size": 30, "verbose": 0, **fit}
@@ -470,7 +470,7 @@ def test_a_custom_loop_builds_its_optimizer():
 
 @pytest.mark.extended
 def test_lots_of_another_relation_or_unit():
-    """No ε could be reported for both together, whatever is spent on the second."""
+    """No ε could be reported for both together, for any spending on the second."""
     x, y = data()
     private = private_model()
     private.fit(x, y, batch_size=30, verbose=0)

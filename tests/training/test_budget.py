@@ -208,7 +208,7 @@ def test_the_multiplier_is_saved(tmp_path, way):
 
 
 def test_a_restored_multiplier_replaces_one_that_was_traced(tmp_path):
-    """What is added is what is charged. Without input all that moves 5,000 weights is noise.
+    """The noise added is the noise charged. Inputs are zero, so only noise changes 5,000 weights.
 
     Its sample std leaves ±5 % in fewer than 1 in 10⁶ draws (chi-square).
     """

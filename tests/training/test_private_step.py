@@ -116,7 +116,7 @@ def test_agd_spends_its_budget_eagerly_and_is_refused_in_a_graph():
 
 
 def test_a_step_that_fails_leaves_its_charge(monkeypatch):
-    """Charged before spent: ε is overstated by one step, and pays for no other release."""
+    """The charge comes first: a failure overstates ε by one step, which no release can reuse."""
     model, ledger, lots = plain_model(), PrivacyLedger(), lots_of()
     optimizer, loss = dp.DPSGD(0.1, noise_multiplier=1.0), crossentropy()
     with monkeypatch.context() as patched:

@@ -272,7 +272,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_lots_of_raw_images_are_refused(maker):
-    """They would be trained unscaled, in silence."""
+    """They would be trained on unscaled, without an error."""
     task = ImageClassifier()
     model = dp.DPModel(task)
     model.compile(dp.DPSGD(1.0, noise_multiplier=1.0), LOSS, log_raw_metrics=False)

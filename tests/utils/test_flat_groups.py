@@ -1,4 +1,4 @@
-"""Lists of tensors as a few vectors, and back."""
+"""Converts lists of tensors into a few vectors, and back."""
 
 import numpy as np
 import pytest

@@ -439,7 +439,7 @@ def test_shared_variables_are_not_torn_apart():
 
 
 class Forgets(L.Layer):
-    """Does not tell its argument."""
+    """Leaves an argument out of its configuration."""
 
     def __init__(self, number=0, **kwargs):
         super().__init__(**kwargs)

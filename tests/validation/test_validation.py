@@ -172,7 +172,7 @@ def test_the_model_is_as_it_was():
 
 
 def test_the_values_of_the_data_are_never_used():
-    """Not even tokens without a row, labels without a class or what is no number."""
+    """Out-of-range tokens, labels without a class and non-finite numbers are not reported."""
     model = keras.Sequential([L.Embedding(2, 3), L.Flatten(), L.Dense(3)])
     x, y = np.full((ROWS, 4), 99), np.full(ROWS, 99)
     assert dp.validate(model, crossentropy(), x, y) == []
@@ -182,7 +182,7 @@ def test_the_values_of_the_data_are_never_used():
 
 
 def test_layers_with_one_problem_have_one_row():
-    """In print alone: the list has each."""
+    """Only the printed table merges layers: the list has each."""
     names = [f"bn_{i}" for i in range(5)]
     stateful = L.LSTM(2, stateful=True, name="lstm")
     report = dp.validate(
@@ -224,7 +224,7 @@ def test_layers_of_keras(make, what, fix):
 
 
 def test_a_private_step_would_leave_a_spectral_norm_behind():
-    """Why it is refused: the kernel that the training normalised is not the one that stays."""
+    """The layer is refused: training uses a normalised kernel, which a private step drops."""
     layer = L.SpectralNormalization(L.Dense(3, kernel_initializer=keras.initializers.Constant(5)))
     model = plain_model(layer)
     x, y = data()
@@ -341,7 +341,7 @@ def test_variables_that_a_layer_writes(make, name):
 
 
 def test_a_constant_of_the_model_is_taken_for_what_it_is():
-    """As `validate` says: nothing tells a table of public numbers from one of the data."""
+    """As `validate` documents, a table of the data looks like a table of public numbers."""
     assert validated(Tables(np.ones((1, 6)))) == []
 
 
@@ -422,7 +422,7 @@ def unknown_lengths(*classes):
 
 @pytest.mark.parametrize(("loss", "classes"), [(flat_errors, [3]), (crossentropy(), [])])
 def test_losses_of_axes_of_unknown_size_are_too(loss, classes):
-    """At the length that the model makes of that of its inputs."""
+    """Labels get the length that the model computes from its inputs'."""
     assert dp.validate(of_any_length(), loss) == []
     lots = unknown_lengths(*classes)
     assert dp.validate(of_any_length(), loss, lots) == []
@@ -439,7 +439,7 @@ def test_losses_that_mix_axes_of_unknown_size():
 
 
 def test_ways_out_are_found_by_words_that_are_said():
-    """A reason that is worded anew must not lose its way out."""
+    """A reason that is reworded must keep its fix."""
     texts = [path.read_text("utf-8") for path in (ROOT / "tf_adadp/gradients").rglob("*.py")]
     said = " ".join(" ".join(texts).replace('"', "").split())
     for words, fix in mixing._FIXES:
@@ -509,7 +509,7 @@ def of_some(y_true, y_pred):
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])
 @pytest.mark.parametrize("loss", [one_by_one, of_some])
 def test_a_loss_that_a_batch_stops(loss, engine):
-    """`validate` and `fit` say the same of it, and training goes on with single examples."""
+    """`validate` and `fit` report the same problem, and training maps over single examples."""
     x, y = data()
     y = np.eye(3, dtype=np.float32)[y]
     private = private_model(loss=loss, metrics=[], wrap={"gradient_engine": engine})
@@ -533,7 +533,7 @@ class Branches(L.Layer):
 
 
 def test_a_layer_that_branches_in_python():
-    """TensorFlow's advice, to write @tf.function, is no way out for who did."""
+    """TensorFlow's advice to write @tf.function does not help a user who did."""
     x, y = data()
     private = private_model(model=plain_model(L.Dense(4), Branches(name="it")))
     report = dp.validate(private, x=x, y=y)
@@ -599,7 +599,7 @@ def test_one_layer_that_mixes_hides_no_other():
 
 
 def test_a_foreign_seed_generator_draws_the_same_numbers_always():
-    """As the report says: no seed of an example or a step reaches it."""
+    """As the report states, it gets no seed of an example or a step."""
     model = plain_model(Noise(keras.random.normal))
     example = ExampleLoss(model, None)
     assert example.num_seed_generators == 0
@@ -720,7 +720,7 @@ def test_a_layer_changed_after_training_began(trained, layer, name, value, match
 
 
 def test_layers_as_they_were_train_on(trained):
-    """Evaluating, predicting and compiling the plain model change nothing that counts."""
+    """Evaluating, predicting and compiling the plain model change no recorded setting."""
     x, y = data()
     trained.evaluate(x, y, verbose=0)
     trained.model.compile("sgd", crossentropy())
@@ -746,7 +746,7 @@ def test_a_replaced_layer():
 @pytest.mark.extended
 @pytest.mark.parametrize("given", ["array", "dict", "list"])
 def test_tokens_beyond_a_table_in_arrays(given):
-    """Before anything is spent; in lots and batches they contribute nothing (test_indices)."""
+    """The error comes before any charge; in lots such records contribute nothing (test_indices)."""
     a, t = keras.Input((6,), name="a"), keras.Input((2,), dtype="int32", name="t")
     table = L.Flatten()(L.Embedding(5, 3, name="table")(t))
     if given == "array":

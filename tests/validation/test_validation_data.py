@@ -1,4 +1,4 @@
-"""Validation data that cannot be evaluated is refused before an epoch is paid for."""
+"""Validation data that cannot be evaluated is refused before an epoch is charged."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Training on several devices and several hosts."""
+"""Trains on several devices and several hosts."""
 
 from tf_adadp.distribution import replicas, workers
 

@@ -1,10 +1,10 @@
 """Lets several replicas of a model train on shares of one lot (`tf.distribute`).
 
 A lot is split into shares, one per replica. Each replica clips and sums the gradients of its share;
-the sums are added up over the replicas, and from then on all replicas compute the same: the same
-noise from the same key (see `tf_adadp.noise`), so that there is ONE noise per lot, the same state,
-the same weights. The release is that of one device: how a lot was split changes no clipped gradient
-of any example.
+the sums are added up over the replicas. From then on all replicas compute the same values: the same
+noise from the same key (see `tf_adadp.noise`), so that each lot gets ONE noise, and the same state
+and weights. The release is that of one device, since splitting a lot changes no example's clipped
+gradient.
 
 The sums that travel between the replicas are raw. So is the noise key, which the first replica
 gives to the others when it is made. The connections between hosts must be private ones.
@@ -29,7 +29,7 @@ def num_replicas() -> int:
 
 
 def replica_number() -> tf.Tensor:
-    """Returns which of them this is, an int64 scalar from 0; 0 outside of a strategy."""
+    """Returns the number of this replica, an int64 scalar from 0; 0 outside of a strategy."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tf.zeros([], tf.int64)
@@ -39,15 +39,16 @@ def replica_number() -> tf.Tensor:
 def all_reduced(structure: Any) -> Any:
     """Adds up every tensor of a structure over all replicas: the sums are equal on all of them.
 
-    Called by each replica. With one replica, and outside of `Strategy.run`, the structure itself.
+    Each replica must call it. With one replica, and outside of `Strategy.run`, it returns the
+    structure itself.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return structure
-    # Copied onto the replica's device: TensorFlow refuses tensors that were read on none.
+    # Copied onto the replica's device: TensorFlow refuses tensors without a device.
     flat = [tf.identity(t) for t in tf.nest.flatten(structure)]
     summed = list(flat)
-    for dtype in {t.dtype: None for t in flat}:  # what travels together has one type
+    for dtype in {t.dtype: None for t in flat}:  # one all-reduce takes tensors of one type
         of_type = [i for i, t in enumerate(flat) if t.dtype == dtype]
         sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in of_type])
         for i, t in zip(of_type, sums, strict=True):
@@ -56,7 +57,7 @@ def all_reduced(structure: Any) -> Any:
 
 
 def copies(variable: tf.Variable) -> Any:
-    """Returns the `tf.Variable`s that a variable is kept in: one per replica, or itself."""
+    """Returns the copies of a variable, one `tf.Variable` per replica, or the variable itself."""
     return getattr(variable, "values", None) or [variable]
 
 
@@ -68,8 +69,8 @@ def split_lot(lot: tuple, shares: int) -> tuple:
         shares: R ≥ 1.
 
     Returns:
-        The same with leaves [R, ⌈P/R⌉, B, ...]. What is missing to R·⌈P/R⌉ is filled up with empty
-        physical batches, so a share may have padding alone. P = 0 gives R empty shares.
+        The same with leaves [R, ⌈P/R⌉, B, ...]. Empty physical batches fill P up to R·⌈P/R⌉, so a
+        share may hold padding alone. P = 0 gives R empty shares.
     """
 
     def split(leaf):
@@ -90,15 +91,15 @@ def split_lot(lot: tuple, shares: int) -> tuple:
 def distribute(
     dataset: tf.data.Dataset, strategy: tf.distribute.Strategy
 ) -> tuple[Any, Callable[[Any], tuple]]:
-    """Makes lots into what `strategy` iterates over: each replica gets a share of every lot.
+    """Distributes lots over the replicas of a strategy: each gets a share of every lot.
 
     Args:
         dataset: a `tf.data.Dataset` of lots; on several hosts, of this one's part of each lot.
         strategy: a strategy.
 
     Returns:
-        `(dataset, share)`: what to iterate over, and a function that makes a lot of what a replica
-        is given by it. Without a strategy, the dataset itself and the identity.
+        `(dataset, share)`: the dataset to iterate over, and a function that packs a replica's
+        element of it as a lot. Without a strategy, the given dataset and the identity.
     """
     if not is_strategy(strategy):
         return dataset, lambda lot: lot
@@ -119,17 +120,17 @@ def distribute(
         return tf.nest.pack_sequence_as(dataset.element_spec, filled)
 
     parts = dataset.flat_map(split).prefetch(number)
-    # As if without end: there is never a last step with too few shares to provide for.
+    # Declared infinite, so that TensorFlow prepares for no last step with too few shares.
     parts = parts.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return strategy.distribute_datasets_from_function(lambda context: parts), share
 
 
 def check_microbatches(strategy: tf.distribute.Strategy, microbatch_size: int) -> None:
-    """Refuses microbatches where the share that an example is in depends on other examples.
+    """Refuses microbatches where the share of an example depends on other examples.
 
-    Each replica has slots of its own. Replicas of ONE process are dealt the rows of a lot in order,
-    so a record more can move others to another replica, and with them more than one slot. Between
-    processes nothing moves: who holds a record does not depend on the lot.
+    Each replica has slots of its own. Replicas of ONE process receive the rows of a lot in order,
+    so one more record can move others to another replica, which changes more than one slot. No
+    record moves between processes: the process of a record does not depend on the lot.
 
     Raises:
         ValueError: microbatch_size > 1, and several replicas in one process.
@@ -138,20 +139,20 @@ def check_microbatches(strategy: tf.distribute.Strategy, microbatch_size: int) -
         local = len(strategy.extended.worker_devices)
         if local > 1:
             raise ValueError(
-                f"microbatch_size={microbatch_size} on {local} devices of one process: one record "
-                "more would move others to another device, into other slots, and the sum by more "
-                "than the noise is for. Use microbatch_size=1, which adds the least noise, or one "
-                "device a process."
+                f"microbatch_size={microbatch_size} on {local} devices of one process: one more "
+                "record could move others to slots of another device, and change the sum by more "
+                "than the sensitivity that the noise covers. Use microbatch_size=1, which adds the "
+                "least noise, or one device per process."
             )
 
 
 def is_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Tells whether a DPModel trains under it, and it is not TensorFlow's default."""
+    """Tells whether a DPModel trains under this strategy; False for TensorFlow's default."""
     return isinstance(strategy, _STRATEGIES)
 
 
 def check_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuses strategies, and models made outside of them, that would not train privately.
+    """Refuses unsupported strategies, and models that were made outside of their strategy.
 
     Raises:
         ValueError: naming the strategy or the variable, and the fix.

@@ -1,13 +1,12 @@
-"""Training on several hosts: what the processes of a `MultiWorkerMirroredStrategy` agree on.
+"""Keeps the processes of a `MultiWorkerMirroredStrategy` in agreement on several hosts.
 
 All workers run the same script. Each draws its own part of every lot, from records that no other
-worker has, with a key of its own; sums, noise and update are those of `replicas`. What is
-worked out on the host must come out alike everywhere, or the workers would wait for each other for
-ever, and it decides on privacy: so the first worker, the chief, gives its weights, state, ledger
-and noise keys to the others when `fit` begins, and all check that they were given the same laws.
+worker has, with a key of its own; sums, noise and update are those of `replicas`. Values computed
+on a host decide on privacy, and must be equal on all workers; otherwise these would wait for each
+other forever. So the first worker, the chief, gives its weights, state, ledger and noise keys to
+the others when `fit` begins, and all check that they were given the same laws.
 
-Restoring and writing files is therefore for the chief alone: it is the one that has checkpoints and
-the ledger file.
+Therefore only the chief restores and writes files: it has the checkpoints and the ledger file.
 """
 
 from typing import Any
@@ -28,7 +27,7 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
 
 
 def worker_number(strategy: tf.distribute.Strategy | None = None) -> int:
-    """Returns which of the workers this process is: 0 for the chief, and without others."""
+    """Returns the number of this process among the workers: 0 for the chief, and without others."""
     strategy = strategy or tf.distribute.get_strategy()
     if num_workers(strategy) == 1:
         return 0
@@ -40,7 +39,7 @@ def worker_number(strategy: tf.distribute.Strategy | None = None) -> int:
 def from_chief(strategy: tf.distribute.Strategy, values: list[Any]) -> list[np.ndarray]:
     """Returns the chief's values on all workers: arrays of the same shapes and types everywhere.
 
-    They travel as bits, so they arrive as they are.
+    The values travel as bits, so they arrive unchanged.
     """
     if num_workers(strategy) == 1:
         return values
@@ -91,8 +90,8 @@ def check_alike(strategy: tf.distribute.Strategy, **values: float) -> None:
         if differ[i]
     )
     raise ValueError(
-        f"The workers do not agree ({found}). All must be given the same arguments, and lots of "
-        "one law: arrays of all records on every worker, or on each its own part as "
+        f"The workers do not agree ({found}). Give all the same arguments, and lots of one law: "
+        "arrays of all records to every worker, or to each its own part as "
         "PoissonLots(..., num_examples=<those of all workers>)."
     )
 
@@ -104,7 +103,7 @@ def _summed(strategy, value):
     @tf.function(autograph=False)
     def summed(value):
         def on_replica():
-            # One of a worker's replicas speaks for it.
+            # Only the first replica of a worker contributes its value.
             mine = replicas.replica_number() % devices == 0
             return replicas.all_reduced(tf.where(mine, value, tf.zeros_like(value)))
 

@@ -1,7 +1,7 @@
-"""Clipped sums of per-example gradients: the loss of one example, and the engines that sum it.
+"""Computes clipped sums of per-example gradients, by one of two engines.
 
 `choose` makes the engine of a model: `ghost` works without per-example gradients (their factors are
-in `forms`), `vectorized` forms them. `clipped_sum` is the way in for custom loops.
+in `forms`), `vectorized` forms them. Custom loops call `clipped_sum`.
 """
 
 from tf_adadp.gradients import ghost

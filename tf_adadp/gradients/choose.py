@@ -1,7 +1,7 @@
 """Chooses the gradient engine of a model.
 
 The ghost engine takes every model that it can follow, because it forms no gradient per example; the
-plain (vectorized) engine takes the others. `GradientPlan` says which one, and why.
+plain (vectorized) engine takes the others. `GradientPlan` reports the engine and the reason.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tf_adadp.utils.keras_compat import CompileLoss, layers_of
 Engine = ghost.GhostEngine | VectorizedEngine
 
 FLOAT16_LOSS_SCALE = 1024.0
-_CHUNK_BYTES = 32 * 2**20  # what the ghost engine may hold for norms and sums by default
+_CHUNK_BYTES = 32 * 2**20  # default memory of the ghost engine for norms and sums
 _LARGEST_CHUNK = 1024
 
 _SLOW_UNDER_XLA = (
@@ -51,7 +51,7 @@ def make_engine(
     augmentation_multiplicity: int = 1,
     max_rows: int | None = None,
 ) -> tuple[Engine, ghost.GradientPlan]:
-    """Makes the engine that suits a model, and says why it does.
+    """Makes the engine that suits a model, and reports the reason for the choice.
 
     Args:
         model: a built `keras.Model`.
@@ -62,8 +62,8 @@ def make_engine(
             `benchmarks/step_time.py`).
         gradient_engine: "ghost", "vectorized" (the plain engine), or "auto": ghost wherever it can
             follow the model.
-        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch; without it the plain
-            engine is the choice of "auto".
+        element_spec: `(x, y, sample_weight)` of TensorSpecs of a batch; without it "auto" chooses
+            the plain engine.
         microbatch_size: more than 1 needs the plain engine.
         augmentation_multiplicity: more than 1 needs a model with random layers.
         max_rows: how many examples the ghost engine works on at once; None to let it choose.
@@ -99,7 +99,7 @@ def make_engine(
         except ghost.CannotFollow as cannot:
             reason, obstacles = str(cannot), cannot.obstacles
             if gradient_engine == "ghost":
-                _Traits.of(example_loss, element_spec)  # may know better
+                _Traits.of(example_loss, element_spec)  # may raise a more precise error
                 raise ValueError(
                     f'gradient_engine="ghost": {reason}. Use "auto" or "vectorized".'
                 ) from None
@@ -110,7 +110,7 @@ def make_engine(
 
 @dataclasses.dataclass(frozen=True)
 class _Traits:
-    """Holds what the choice of an engine depends on.
+    """Holds the properties of a model that decide on its engine.
 
     Attributes:
         layers: all layers of the model.
@@ -130,7 +130,7 @@ class _Traits:
 
     @classmethod
     def of(cls, example_loss, element_spec):
-        """Traces the loss of one example; refuses one that keeps state or calls Python."""
+        """Traces the loss of one example; raises ValueError if it keeps state or calls Python."""
         layers = layers_of(example_loss.model)
         control_flow = shaped_by_values = None
         if element_spec is not None:
@@ -142,14 +142,15 @@ class _Traits:
             element_spec=element_spec,
             control_flow=control_flow,
             shaped_by_values=shaped_by_values,
-            # Vectorised, a lot would stop where two of its records differ in their number of words.
+            # A vectorised map raises where a shape differs between two records, e.g. words in
+            # a text.
             sequential=_has_masked_recurrence(layers) or shaped_by_values is not None,
             loss_scale=_loss_scale(example_loss.model),
         )
 
 
 def _trace(example_loss, element_spec):
-    """Traces a model for batches; raises `CannotFollow`, and ValueError for what keeps state."""
+    """Traces a model for batches; raises `CannotFollow`, or ValueError if it keeps state."""
     if element_spec is None:
         raise ghost.CannotFollow("the form of the data is not known", obstacles=())
     for spec in tf.nest.flatten(element_spec):
@@ -220,8 +221,8 @@ def _check_compiles(loop, jit_compile):
     if loop is not None and jit_compile is True:
         raise ValueError(
             f"jit_compile=True: XLA cannot compile the loop or branch {loop!r} of a "
-            'layer inside of the map over examples. Compile with jit_compile="auto"; recurrent '
-            "layers have unroll=True besides."
+            'layer inside of the map over examples. Compile with jit_compile="auto", or give '
+            "recurrent layers unroll=True."
         )
 
 

@@ -1,4 +1,4 @@
-"""Copies of Keras's compiled losses that keep examples apart, and what shows that a loss does not.
+"""Copies Keras's compiled losses for single examples, and finds losses that mix examples.
 
 A `CompileLoss` holds the losses of `compile` and reduces each over the batch. Private training
 needs them for a batch of one, without state, and without the reduction.
@@ -45,7 +45,7 @@ def each_alone(loss: CompileLoss) -> CompileLoss:
 
 
 def without_state(loss: CompileLoss) -> CompileLoss:
-    """Copies a built CompileLoss so that its losses write no Keras variables and stop at no label.
+    """Copies a built CompileLoss; its losses write no Keras variables and raise for no label.
 
     A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
     For labels out of range, see `indices`. The metrics that Keras keeps for each of several
@@ -99,10 +99,10 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
 
 
 def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Obstacle]]:
-    """Follows a batch through each single loss; returns (name, obstacle) of those not proven.
+    """Returns (name, obstacle) of each loss that is not proven to keep examples apart.
 
-    One that cannot be traced for a batch is among them; it may work for single examples. Of the
-    others, the loss of an example is a function of its own labels and predictions.
+    A loss that cannot be traced for a batch is among them; it may work for single examples. For all
+    other losses, the value of an example is a function of its own labels and predictions.
 
     Args:
         loss: a built Keras `CompileLoss`.
@@ -114,7 +114,7 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
     def see(single, call):
         try:
             values = tf.identity(call())
-        except Exception as error:  # whatever code of the user's raises on a batch
+        except Exception as error:  # the user's code may raise anything
             found.append((single.name, of_error(error)))
             return 0.0
         follower.advance(values.graph.get_operations())
@@ -141,7 +141,7 @@ def loss_obstacles(loss: CompileLoss, y: Any, y_pred: Any) -> list[tuple[str, Ob
 
 
 def _showing_rows(loss, see):
-    """Copies a CompileLoss to sum `see(single loss, what computes its values)`."""
+    """Copies a CompileLoss to sum `see(single loss, function that computes its values)`."""
 
     def shown(single):
         def call(y_true, y_pred, sample_weight=None):
@@ -158,8 +158,8 @@ def _showing_rows(loss, see):
 def _map_losses(compile_loss, function, keep_metrics=False):
     """Copies a built CompileLoss with each of its losses replaced by function(loss).
 
-    Without its metrics: inside a map over examples they would be updated once for all examples of
-    a physical batch, and wrongly.
+    The copy has no metrics: inside a map over examples they would be updated once, and wrongly, for
+    all examples of a physical batch.
     """
     losses = [function(entry.loss) for entry in flat_losses(compile_loss)]
     return with_losses(compile_loss, losses, keep_metrics)

@@ -2,12 +2,12 @@
 
 On a CPU TensorFlow cuts every image of a dilated convolution into m images, one for each offset of
 the dilation (`SpaceToBatchND`), convolves these, and joins the results (`BatchToSpaceND`). In its
-order the images of one example lie B rows apart. Here they follow on each other, so that they are
-rows [B·m]. Both operations become a reshape, a transpose, and a padding or a slice. All of these
-have rules, so the proof needs no further ones.
+order the images of one example lie B rows apart. Here they are consecutive rows [B·m]. Both
+operations become a reshape, a transpose, and a padding or a slice. The proof has rules for all of
+these.
 
-Only `tf.nn.with_space_to_batch` is changed, on which TensorFlow builds dilated operations: what it
-applies between the two works on every image by itself, in any order.
+Only `tf.nn.with_space_to_batch`, the base of TensorFlow's dilated operations, is changed. The
+operation that it applies between the two treats each image independently, in any order.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tf_adadp.utils.keras_compat import array_ops, nn_ops
 @contextlib.contextmanager
 def rows_together() -> Iterator[None]:
     """Makes dilated convolutions keep the rows of an example together, in all that is traced."""
-    # `tf.space_to_batch` stays as it is: its order of rows is for its caller to see.
+    # `tf.space_to_batch` is not changed, since its callers see the order of the rows.
     seen = types.ModuleType(array_ops.__name__)
     vars(seen).update(vars(array_ops))
     seen.space_to_batch_nd, seen.batch_to_space_nd = space_to_batch, batch_to_space
@@ -37,8 +37,8 @@ def space_to_batch(
     """Cuts images [B, *space, ...] into images [B·m, *(space / block), ...].
 
     Args:
-        input, block_shape, paddings, name: of `tf.space_to_batch_nd`. Where one is not static, it
-            does the work, and its rows are put in order.
+        input, block_shape, paddings, name: of `tf.space_to_batch_nd`. Where one is not static, that
+            operation runs, and its rows are reordered.
     """
     x = tf.convert_to_tensor(input)
     block, space, widths = _known(x, block_shape, paddings)
@@ -63,8 +63,8 @@ def batch_to_space(
     """Joins images [B·m, *space, ...] to images [B, *(space · block), ...].
 
     Args:
-        input, block_shape, crops, name: of `tf.raw_ops.BatchToSpaceND`. Where one is not static, it
-            does the work, on rows in its order.
+        input, block_shape, crops, name: of `tf.raw_ops.BatchToSpaceND`. Where one is not static,
+            that operation runs, on rows in the order it expects.
     """
     x = tf.convert_to_tensor(input)
     block, space, widths = _known(x, block_shape, crops)

@@ -1,4 +1,4 @@
-"""Reads off the graph what an example's loss and gradient write, call and loop over."""
+"""Finds state, Python calls and loops in the graph of an example's loss and gradient."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.utils.keras_compat import op_def_registry
 from tf_adadp.utils.problems import Problem, raise_first
 
-# Operations that TensorFlow calls stateful and that keep nothing: they read, draw at random, call
-# functions whose operations are looked at by themselves, or live for one execution. All others
-# could keep something: write a variable, a table, a queue, a file.
+# Operations that TensorFlow marks as stateful and that keep no data: they read, draw random
+# numbers, call functions (whose operations are checked separately), or live for one execution. All
+# other stateful operations may write a variable, a table, a queue or a file.
 _KEEPS_NOTHING = (
     "AllCandidateSampler", "AnonymousHashTable", "AnonymousMutable", "Assert", "Case",
     "CheckNumerics", "CudnnRNN", "DeviceIndex", "Empty", "FixedUnigramCandidateSampler",
@@ -35,7 +35,7 @@ _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "Statel
 
 
 class ExampleGraph:
-    """Traces the loss of one example, and its gradient where a custom gradient gives that.
+    """Traces the loss of one example, and its gradient where that is a custom one.
 
     Nothing is run.
 
@@ -92,7 +92,7 @@ class ExampleGraph:
 
 
 def read_by(traced: tf.Graph, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns those of the variables that a `FuncGraph` reads itself, and is not given."""
+    """Returns the variables that a `FuncGraph` reads itself instead of taking them as inputs."""
     handles = {id(outer) for outer, _ in traced.captures}
 
     def is_read(variable):
@@ -119,12 +119,12 @@ def state_problems(
     """Yields a `Problem` for each operation that keeps state, calls Python or casts strings.
 
     Updates of Keras variables inside a map over examples are dropped; a `tf.Variable`, a table, a
-    file or a Python function would keep a raw statistic and feed it to later lots. Variables that
-    are read and not known are reported too.
+    file or a Python function would keep a raw statistic and feed it to later lots. Reading a
+    variable outside of known_variables is reported too.
 
     Args:
         traced: a `FuncGraph`.
-        whose: what the graph is of, for the message.
+        whose: the owner of the graph, for the message.
         known_variables: Keras variables that it may read.
     """
     for node in _nodes(traced):
@@ -137,7 +137,7 @@ def state_problems(
                 "it.",
             )
         if node.op == "Cast" and node.attr["SrcT"].type == tf.string.as_datatype_enum:
-            # TensorFlow finds out in the first step, when that is charged.
+            # TensorFlow raises only in the first step, which is charged by then.
             yield Problem(
                 f"The operation {node.name!r} in {whose}",
                 "takes numbers, and gets data of dtype string",
@@ -148,7 +148,7 @@ def state_problems(
         if variable.dtype.is_floating and id(variable) not in known:
             yield Problem(
                 f"{whose[0].upper()}{whose[1:]}",
-                f"reads the variable {variable.name!r}, which is not the model's: who else writes "
+                f"reads the variable {variable.name!r}, which is not the model's: code that writes "
                 "to it (a metric, an evaluation on training data) would feed raw data to later "
                 "lots",
                 "Use a constant.",
@@ -168,7 +168,7 @@ def _may_keep(operation):
     # None for functions, whose own operations are looked at.
     if definition is None or operation.startswith(_KEEPS_NOTHING):
         return False
-    # Those of TensorFlow 1 are not called stateful: they take what they write by reference.
+    # TensorFlow 1's are not marked as stateful: they write to inputs by reference.
     return definition.is_stateful or any(given.is_ref for given in definition.input_arg)
 
 

@@ -1,9 +1,9 @@
-"""The loss of one example, as a function of the trainable weights.
+"""Computes the loss of one example as a function of the trainable weights.
 
-Differential privacy needs the gradient of every example by itself, so everything a Keras model
-does for a batch is asked here for a batch of one: the forward pass, the losses of `compile`, the
-weights of the example, and the losses that layers add (activity regularisers, `add_loss`).
-Weight regularisers are left out: they depend on no data and are added after the noise.
+Differential privacy needs the gradient of every example by itself, so each part of a Keras model's
+loss is computed here for a batch of one: the forward pass, the losses of `compile`, the weights of
+the example, and the losses that layers add (activity regularisers, `add_loss`). Weight regularisers
+are left out: they depend on no data and are added after the noise.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ class ExampleLoss:
     sum over examples divided by the expected lot size.
 
     Attributes:
-        written: paths of the variables that the model was seen to write in training, seeds of
-            random numbers apart; private steps drop that.
+        written: paths of the variables that the model writes in training, without seeds of random
+            numbers; private steps drop these writes.
     """
 
     def __init__(self, model: keras.Model, loss: CompileLoss | None, training: bool = True):
@@ -180,7 +180,7 @@ class ExampleLoss:
     ) -> tf.Tensor:
         """Returns the compiled losses of each example by itself, float32 [B], from predictions.
 
-        Mapped over the examples, so that no reduction can mix them.
+        The losses are mapped over the examples, so that no reduction can mix examples.
         """
         if self._loss is None:
             return tf.zeros([batch_size])

@@ -1,7 +1,7 @@
 """Makes grouped convolutions of volumes run on a CPU.
 
-TensorFlow has no kernel for them there. Keras compiles the operation with XLA instead, which does
-not survive a map over examples, nor a graph in which the operation itself has to be seen.
+TensorFlow has no CPU kernel for them. Keras compiles the operation with XLA instead, which fails
+inside a map over examples and hides the operation from the ghost engine.
 """
 
 import contextlib

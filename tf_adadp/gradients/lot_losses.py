@@ -1,4 +1,4 @@
-"""The clipped losses of a lot at given weights: forward passes, no gradients."""
+"""Sums the clipped losses of a lot at given weights, by forward passes alone."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +21,9 @@ def clipped_loss_sum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums min(max(ℓ_x, 0), C) over the lot, for the loss ℓ that the engine takes gradients of.
 
-    ℓ_x holds the example's weight and what layers add to the loss for it, not the regularisers of
-    weights. It is the loss in training: random layers are active, and draw the same numbers
-    wherever `seed` is the same.
+    ℓ_x includes the example's weight and the losses that layers add for it, but no weight
+    regularisers. It is the training loss: random layers are active, and the same `seed` gives the
+    same draws.
 
     Args:
         engine: a gradient engine, see `tf_adadp.gradients`.

@@ -1,4 +1,4 @@
-"""The clipped sum of a lot, for custom training loops."""
+"""Computes the clipped sum of a lot, for custom training loops."""
 
 from typing import Any
 
@@ -39,13 +39,14 @@ def clipped_sum(
         gradient_engine: as in `DPModel`.
 
     Returns:
-        `ClippedSums`, a list of float32 tensors, one per trainable variable. RAW: pass it to
-        `optimizer.apply_private(sums, expected_lot_size)` and nowhere else, as it is: it knows its
-        lot and the set that the noise has to fit. `tf_adadp.private_step` does all in one call.
+        `ClippedSums`, a list of float32 tensors, one per trainable variable. They are RAW: pass the
+        list unchanged to `optimizer.apply_private(sums, expected_lot_size)`, and to nothing else.
+        It records its lot and the clipping set that the noise must fit. `tf_adadp.private_step`
+        does all of this in one call.
 
     Under a `tf.distribute` strategy, call it in `Strategy.run` with each replica's share of the lot
-    (`dp.replicas.distribute`): the sums are those of the whole lot, on every replica. They
-    are not to be added up again.
+    (`dp.replicas.distribute`): the sums are those of the whole lot, on every replica. Do not add
+    them up again.
 
     Guarantee: adding or removing one example moves the sums by a vector of K (see `clipping`); with
     microbatch_size > 1 by the difference of two.
@@ -103,19 +104,19 @@ def engine_for_lot(
 def _cached_engine(model, loss, element_spec, **options):
     """Returns `make_engine`'s engine, made once per model, loss, form of data and variables.
 
-    A loop that runs eagerly asks at every step.
+    An eager loop calls it at every step.
     """
-    # On the model, past Keras's tracking: the engine holds the model, so any other owner would keep
-    # both alive for ever.
+    # Attached to the model without Keras's tracking: the engine references the model, so any other
+    # owner would keep both alive forever.
     engines = attached_dict(model, ENGINES)
     variables = tuple(id(v) for v in model.trainable_variables)
     key = (id(loss), str(element_spec), variables, *options.values())
-    # A layer that was changed since was traced as it was.
+    # An engine's trace does not follow later changes of layers.
     if key not in engines or not engines[key][2].unchanged:
         with tf.init_scope():
             built = _built_loss(model, loss, element_spec)
             engine, _ = make_engine(model, built, element_spec=element_spec, **options)
-        # The loss as well: another one could get its id.
+        # Holds the loss too, so that no other loss gets its id.
         engines[key] = engine, loss, LayerSettings(model)
     return engines[key][0]
 

@@ -20,7 +20,7 @@ def traced_map(
 ) -> tuple[Callable, bool]:
     """Traces a map over the rows of a structure, one after the other where it must be.
 
-    Vectorised, a batch would stop where two of its examples differ in the number of their words.
+    A vectorised map raises where a shape differs between two examples, e.g. words in a text.
 
     Args:
         function: `(*structure of one row)` ↦ structure of tensors.
@@ -29,7 +29,7 @@ def traced_map(
 
     Returns:
         `(call, sequential)`: `call()` maps the structure, by one operation of the graph that it
-        is called in; and whether it goes through the rows one after the other.
+        is called in; `sequential` tells whether the rows are mapped one after the other.
     """
     tensors, packed = present_leaves(structure)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]

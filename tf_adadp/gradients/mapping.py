@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# What tracing raises where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss;
-# the last by `tf.vectorized_map` where the loop's body is a function of the C++ runtime (CTC).
+# Errors of tracing where `tf.vectorized_map`, or a ghost pass, cannot follow a model or a loss.
+# `tf.vectorized_map` raises the last one where a loop's body is a function of the C++ runtime
+# (CTC).
 TRACING_ERRORS = (
     tf.errors.OpError,
     ValueError,
@@ -38,8 +39,8 @@ def map_rows(function: Callable, elements: Any, *, sequential: bool, signature: 
             sequential map traces it once more to find them.
     """
     if not sequential:
-        # Where it falls back to loops for an operation (random draws, the gradients of convolutions
-        # inside of loops), the result is the same.
+        # The result does not change where TensorFlow falls back to a loop for an operation (random
+        # draws, the gradients of convolutions inside of loops).
         with without_log_of_pfor(logging.WARNING):
             return tf.vectorized_map(function, elements, warn=False)
     if signature is None:
@@ -52,7 +53,7 @@ def map_rows(function: Callable, elements: Any, *, sequential: bool, signature: 
 def without_log_of_pfor(level: int = logging.ERROR) -> Iterator[None]:
     """Drops the messages that `tf.vectorized_map` logs while it converts.
 
-    Its errors may be dropped where a failure is caught and handled: it logs pages before it raises.
+    Its errors may be dropped where the failure is caught: it logs long messages before it raises.
     Messages of other threads and other modules are kept.
 
     Args:

@@ -1,4 +1,4 @@
-"""Microbatches of more than one example, by independent slots.
+"""Forms microbatches of more than one example, by independent slots.
 
 Cutting a Poisson lot into consecutive groups is not sound: one inserted record shifts every later
 group, so that a sum of 100 clipped groups can move by 99 clip norms instead of 2. Here every
@@ -86,7 +86,7 @@ class SlotSums:
             sums = tf.math.unsorted_segment_sum(g, segments, num_segments)
             return tf.tensor_scatter_nd_add(sums, [[0]], open_g[None])
 
-        # A loss of ∞ is a large one, as it is for single examples, and one that is no number is 0.
+        # As for single examples, a loss of ∞ counts as large, and a loss of NaN as 0.
         losses = tf.clip_by_value(tf.cast(losses, tf.float32), -1e30, 1e30)
         rows = [*grads, tf.where(tf.math.is_nan(losses), 0.0, losses)]
         sums = [sum_segments(g, o) for g, o in zip(rows, open_sums, strict=True)]

@@ -1,7 +1,6 @@
-"""Remembers the settings of layers, to see that a traced graph still means the same model.
+"""Detects layers that changed after the model was traced.
 
-A model is traced once, when its engine is made. A layer that was changed since would go on as it
-was.
+A model is traced once, when its engine is made. Its graph ignores later changes of a layer.
 """
 
 import functools
@@ -19,8 +18,8 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 class LayerSettings:
     """Remembers the layers of a model and their settings.
 
-    Those are the attributes that are named as arguments of its constructor, its parts, and methods
-    that were replaced on the instance.
+    Settings are the attributes that have the name of a constructor argument, of the layer's class
+    or a parent class, and the methods that were replaced on the instance.
 
     Args:
         model: a built `keras.Model`.
@@ -28,7 +27,7 @@ class LayerSettings:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        # Holds what it saw: another object could get the id of one that is gone.
+        # Keeps references, so that no other object gets the id of one seen before.
         self._seen = self._settings()
 
     @property
@@ -101,7 +100,7 @@ def _same(before, after):
         return len(before) == len(after) and all(map(_same, before, after))
     if isinstance(before, (*_PLAIN, tuple)) or isinstance(after, (*_PLAIN, tuple)):
         return type(before) is type(after) and before == after
-    # Of other objects those that compute something count, and those that came or went.
+    # Other objects count only if they are callable, or were added or removed.
     return not (callable(before) or callable(after) or before is _MISSING or after is _MISSING)
 
 

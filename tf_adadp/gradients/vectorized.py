@@ -1,8 +1,8 @@
-"""The plain engine: per-example gradients by `tf.vectorized_map`, summed after clipping.
+"""Sums per-example gradients of `tf.vectorized_map` after clipping: the plain engine.
 
-One graph per lot. A `tf.while_loop` runs over the physical batches of the lot, so memory is set by
-the physical batch and time by the lot. Only the body of the loop is ever compiled by XLA: the
-number of physical batches differs from lot to lot, and XLA compiles anew for every shape.
+One graph serves a lot. A `tf.while_loop` runs over its physical batches, so memory depends on the
+physical batch and time on the lot. Only the body of the loop is ever compiled by XLA: the number of
+physical batches differs from lot to lot, and XLA compiles anew for every shape.
 """
 
 import functools
@@ -40,7 +40,7 @@ class VectorizedEngine:
             that float16 gradients do not underflow.
     """
 
-    joins_batches = False  # each physical batch is worked on by itself
+    joins_batches = False  # it computes on each physical batch separately
     max_rows = None
 
     def __init__(
@@ -72,7 +72,7 @@ class VectorizedEngine:
 
         Args:
             lot: `((x, y, sample_weight), mask)`, every leaf `[P, B, ...]` with static B.
-            clipping_set: the set K, fixed before this lot was looked at.
+            clipping_set: the set K, fixed before this lot was read.
             seed: int64 `[2]`, distinct for every step; source of the examples' own seeds and slots.
             on_batch: called in the graph with `(y, y_pred, sample_weight, mask, losses)` of every
                 physical batch. No guarantee of this function covers it.
@@ -95,7 +95,7 @@ class VectorizedEngine:
         """
         (x, y, sample_weight), mask = lot
         num_batches = tf.shape(mask)[0]
-        batch_size = mask.shape[1] or tf.shape(mask)[1]  # static but after a change of batch size
+        batch_size = mask.shape[1] or tf.shape(mask)[1]  # static until B changes
         trainable = self.example_loss.trainable_values()
         if microbatch_size > 1:
             slots, (x, y, sample_weight, mask) = microbatch.sort_by_slot(
@@ -135,7 +135,7 @@ class VectorizedEngine:
         return replicas.all_reduced((summing.finish(sums, carry), total_loss))
 
     def _batch_function(self, summing, trainable, batch_size):
-        """Returns a function of a physical batch: its sums, what it carries on, its losses."""
+        """Returns a function of a physical batch that gives sums, carry, losses and predictions."""
 
         def of_rows(x, y, sample_weight, mask, slots, seeds, carry):
             losses, y_pred, grads = self._per_example(trainable, x, y, sample_weight, seeds)

@@ -1,11 +1,11 @@
-"""Lots of examples drawn by a known sampling law.
+"""Draws lots of examples by a known sampling law.
 
 A lot is the set of examples of one private step. The cost of the step depends on the law by which
-the lot was drawn, so the object that draws also states the law, `lots.law`, and charges read it
-there.
+the lot was drawn, so the object that draws also states the law, `lots.law`, by which steps are
+charged.
 
 - `PoissonLots`: every example enters every lot independently with probability L/N. The default.
-- `TruncatedPoissonLots`: the same, cut to a maximum size.
+- `TruncatedPoissonLots`: Poisson lots, cut to a maximum size.
 - `FixedSizeLots`: every lot is a uniformly random subset of fixed size.
 - `ShuffledLots`: passes over random permutations, without amplification.
 - `UserLots`: every USER enters every lot independently, with a bounded number of records.

@@ -1,4 +1,4 @@
-"""The base class of lots: steps, padding, structures and datasets."""
+"""Defines the base class of lots: steps, padding, structures and datasets."""
 
 import abc
 import itertools
@@ -18,7 +18,7 @@ from tf_adadp.utils.checks import check_integer
 
 
 class Lots(abc.ABC):
-    """A stream of lots together with the law that drew them.
+    """Hands out a stream of lots, together with the law that drew them.
 
     A lot of n examples is an element `((x, y, sample_weight), mask)`. With B =
     `physical_batch_size` and P = ⌈n/B⌉ every tensor has shape [P, B, ...]: B is static, P differs
@@ -28,15 +28,15 @@ class Lots(abc.ABC):
 
     Every lot has a step index and every index is handed out once, so that no lot is used for two
     releases. Where the law draws passes of several lots (`law.lots_per_pass`), indices are handed
-    out by whole passes: every iteration begins a new one, and what it leaves of its last one is
+    out by whole passes: every iteration begins a new pass, and the rest of its last pass is
     skipped. The number of rows of a lot is private like the rows; N and the expected size are
     public. P is static where the law bounds the size of a lot.
 
-    A subclass gives its law to `__init__`; one that overrides `law` is refused, with a TypeError.
+    A subclass gives its law to `__init__`. Overriding `law` raises a TypeError.
 
-    Class keywords, of a subclass and not of those derived from it, which may draw otherwise:
-        enforces_law: True if the class itself draws every lot by its law. Otherwise `law`, and with
-            it every report, says that the law is declared by the user.
+    Class keywords, not inherited by further subclasses, which may draw differently:
+        enforces_law: True if the class itself draws every lot by its law. Otherwise `law`, and
+            every report, marks the law as declared by the user.
         splits_over_hosts: True if each of several hosts can draw its part of every lot by itself,
             under the same law: records enter a lot independently of each other, `num_examples`
             counts those of all hosts and `num_local_examples` those of this one.
@@ -63,7 +63,7 @@ class Lots(abc.ABC):
         super().__init_subclass__(**kwargs)
         if cls.law is not Lots.law:
             raise TypeError(
-                f"{cls.__name__} overrides `law`, and would pass by the mark of declared laws: "
+                f"{cls.__name__} overrides `law`, and would bypass the mark of declared laws: "
                 "give the law to Lots.__init__."
             )
         cls.enforces_law, cls.splits_over_hosts = enforces_law, splits_over_hosts
@@ -79,12 +79,12 @@ class Lots(abc.ABC):
 
     @property
     def law(self) -> SamplingLaw:
-        """Returns the sampling law. The cost of a step comes from here."""
+        """Returns the sampling law, which sets the cost of a step."""
         return self._law if self.enforces_law else self._law.as_declared()
 
     @property
     def num_examples(self) -> int | None:
-        """N, the number of examples that lots are drawn from; None where that is private."""
+        """Returns N, the number of examples that lots are drawn from; None where it is private."""
         return self.law.num_examples
 
     @property
@@ -94,7 +94,7 @@ class Lots(abc.ABC):
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌈N/L⌉."""
+        """Returns ⌈N/L⌉."""
         return math.ceil(self.num_examples / self.expected_size)
 
     @property
@@ -109,17 +109,17 @@ class Lots(abc.ABC):
 
     @property
     def secret_key(self) -> LotKey | None:
-        """Returns the key that lots follow from, so that they can go on; None without one."""
+        """Returns the secret key of the lots, to continue them later; None without one."""
         return None
 
     @property
     def source(self) -> Source | None:
-        """Returns the examples of the lots; None where they cannot be read one by one."""
+        """Returns the source of the lots; None where examples cannot be read one by one."""
         return None
 
     @property
     def step(self) -> int:
-        """Returns the index of the next lot, after those that a dataset has drawn ahead.
+        """Returns the index of the next lot, after those already drawn ahead by a dataset.
 
         Setting it resumes seeded lots at any step. Lots without a seed can only skip forward:
         going back raises ValueError.
@@ -145,10 +145,10 @@ class Lots(abc.ABC):
     ) -> tf.data.Dataset:
         """Returns the lots as a prefetched `tf.data.Dataset`.
 
-        Each iteration of the dataset continues where the last one ended; none repeats lots. With
+        Each iteration of the dataset continues where the last one ended; no lot is repeated. With
         `num_lots` an iteration reserves that many steps when it begins, so `step` does not depend
-        on prefetching. Without it, `step` runs ahead of the consumer by the prefetched lots: count
-        the lots you use if you want to resume.
+        on prefetching. Without it, `step` runs ahead by the prefetched lots: to resume, count the
+        lots that you use.
 
         Args:
             physical_batch_size: B, rows per physical batch.
@@ -235,7 +235,7 @@ class Lots(abc.ABC):
     def _padded_rows(self, step: int, size: int) -> Rows:
         """Pads `_rows` to the physical batches of the largest lot, if lots are bounded.
 
-        So the shape of a lot, and the work on it, do not tell how many rows are real.
+        Then the shape of a lot, and the work on it, do not reveal the number of real rows.
         """
         largest = self.law.max_lot_size
         if largest is None:
@@ -249,7 +249,7 @@ class Lots(abc.ABC):
     def supply(self) -> Callable[[int], None]:
         """Returns a function `reserve(count)`, to be called before `count` further lots are used.
 
-        It raises a ValueError where they cannot all be drawn. Lots that are sampled never end.
+        It raises a ValueError if they cannot all be drawn. Sampled lots never end.
         """
         return lambda count: None
 

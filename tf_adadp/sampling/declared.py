@@ -1,4 +1,4 @@
-"""Lots that the user draws."""
+"""Takes lots that the user draws, under a declared law."""
 
 import collections
 import threading
@@ -24,22 +24,22 @@ _already_read = weakref.WeakSet()
 
 
 class DeclaredLots(Lots):
-    """The batches of a `tf.data.Dataset`, each one lot, under a law that the user states.
+    """Takes each batch of a `tf.data.Dataset` as one lot, under a law that the user states.
 
-    Guarantee: none of its own. Steps are charged by `law`, marked as declared; ε holds only if
+    Guarantee: this class adds none. Steps are charged by `law`, marked as declared; ε holds only if
     every batch was drawn by that law, independently of all others. Shuffling and batching is
     NEITHER Poisson sampling NOR sampling without replacement per step: use `PoissonLots` or
     `FixedSizeLots` wherever the data can be read at random.
 
-    The dataset is read once, as one stream: a second `as_dataset` goes on where the first one
+    The dataset is read once, as one stream: a second `as_dataset` continues where the first one
     stopped. Where it ends, drawing stops with a ValueError; reading it again would use the same
-    lots twice. `fit` reads ahead, and stops before it charges an execution whose lots are not all
-    there. `step` counts lots; setting it forward does not skip anything in the dataset.
+    lots twice. `fit` reads ahead, and stops before it charges an execution for which lots are
+    missing. `step` counts lots; setting it forward does not skip anything in the dataset.
 
-    Batches that contradict the law are refused: a pipeline that ends in `batch` cannot be Poisson,
-    nor can lots of one size that come so often in a row that the law gives it a probability below
-    1e-9 (over the whole stream; a true law is refused with at most that probability). `fit` marks
-    the ledger, since the charges before then were for other lots.
+    Batches that contradict the law are refused: a pipeline that ends in `batch` under a Poisson
+    law, and a run of lots of one size whose probability under the law is below 1e-9 (over the whole
+    stream; a true law is refused with at most that probability). `fit` marks the ledger, since the
+    charges before then were for other lots.
 
     Args:
         dataset: elements `(x, y)` or `(x, y, sample_weight)`, dense tensors with one row per
@@ -48,7 +48,8 @@ class DeclaredLots(Lots):
             expected_size)` or `FixedSizeSampling(num_examples, size)`.
         steps_per_epoch: an integer; None for ⌈N/L⌉.
         resamples: True if every iteration over `dataset` draws its lots anew (a generator that
-            samples, say). It is then iterated again when it ends. Your word, like the law.
+            samples, say). It is then iterated again when it ends. Like the law, this is declared,
+            not checked.
 
     Raises:
         TypeError: `dataset`, `law` or `resamples` is of another type, or an element has another
@@ -115,7 +116,7 @@ class DeclaredLots(Lots):
         return self._steps_per_epoch
 
     def supply(self) -> Callable[[int], None]:
-        """Returns a function that reads ahead, and raises where the dataset ends; see `Lots`."""
+        """Returns a function that reads ahead, and raises if the dataset ends; see `Lots`."""
         return self._stream.supply()
 
     def _rows(self, step: int, multiple: int) -> Rows:
@@ -129,7 +130,7 @@ class DeclaredLots(Lots):
 
 
 class _Stream:
-    """The batches of a dataset, each once, in order; some of them read ahead."""
+    """Reads each batch of a dataset once, in order; some of them ahead."""
 
     def __init__(self, dataset: tf.data.Dataset, law: SamplingLaw, resamples: bool):
         self._dataset, self._resamples, self._iterator = dataset, resamples, None
@@ -190,7 +191,7 @@ class _Stream:
                 )
             self._sizes.see(count := sizes.pop())
         except Exception as error:
-            self._error = error  # what comes after it would be other lots
+            self._error = error  # later batches would be other lots
             raise
         self._ahead.append((count, leaves))
         self._read += 1

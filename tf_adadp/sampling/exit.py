@@ -1,4 +1,4 @@
-"""Stops drawing lots ahead, in threads of TensorFlow's, when the process ends."""
+"""Stops TensorFlow's threads from drawing lots ahead when the process ends."""
 
 import atexit
 import contextlib
@@ -23,8 +23,8 @@ def drawing_lock() -> threading.Lock:
 def until_exit(lock: threading.Lock) -> Iterator[bool]:
     """Yields True while lots may be drawn, False once the process is ending.
 
-    A thread of TensorFlow's that runs Python while the interpreter shuts down never returns, and
-    TensorFlow would wait for it without end.
+    A TensorFlow thread that runs Python during interpreter shutdown never returns, and TensorFlow
+    would wait for it forever.
     """
     with lock:
         yield not _ending.is_set()

@@ -1,4 +1,4 @@
-"""Fixed-size lots: uniformly random subsets without replacement."""
+"""Draws fixed-size lots: uniformly random subsets without replacement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +11,15 @@ from tf_adadp.sampling.sources import as_source
 
 
 class FixedSizeLots(SampledLots, enforces_law=True):
-    """Every lot is a uniformly random subset of exactly `size` examples, without replacement.
+    """Draws every lot as a uniformly random subset of exactly `size` examples.
 
-    Lots of different steps are independent; an example may be in consecutive lots. Reading costs
-    O(size).
+    A subset has no example twice. Lots of different steps are independent, so an example may be in
+    consecutive lots. Reading costs O(size).
 
     Guarantee: for neighbours of which one example is replaced, a step that releases a sum over the
     lot is a mechanism sampled without replacement
-    (`dp_accounting.SampledWithoutReplacementDpEvent`). A replaced example moves a sum clipped at C
-    by up to 2C, so the noise counts half: σ*/2.
+    (`dp_accounting.SampledWithoutReplacementDpEvent`). Replacing an example moves a sum clipped at
+    C by up to 2C, so the effective noise multiplier is σ*/2.
 
     Args:
         x, y, sample_weight, seed, transform: as for `PoissonLots`.

@@ -1,4 +1,4 @@
-"""The randomness of lots: a secret key, and step indices that are each handed out once."""
+"""Holds the randomness of lots: a secret key, and step indices that are each used once."""
 
 import hashlib
 import secrets
@@ -11,12 +11,12 @@ from tf_adadp.utils.checks import check_integer
 
 
 class LotKey:
-    """A 128-bit key from which the random generator of every step is derived.
+    """Holds a 128-bit key, from which the random generator of every step is derived.
 
     Without a seed the key comes from the operating system's entropy and never leaves the object: it
-    is not in `repr`, and a pickled or deep-copied key is a NEW key, and so is that of a forked
-    process: lots of two processes are independent. Whoever knows the key knows which examples were
-    in which lot, and with that the amplification by sampling is gone.
+    is not in `repr`. A pickled or deep-copied key is a NEW key, and so is the key of a forked
+    process, so lots of two processes are independent. The key reveals the examples of every lot,
+    and with it the amplification by sampling is lost.
 
     Raises:
         TypeError: `seed` is neither None nor an integer.
@@ -49,13 +49,13 @@ class LotKey:
             self._key, self._process = secrets.randbits(128), _process.token()
 
     def hand_over(self) -> int:
-        """Returns the key, for the private state file, and goes on under a new one."""
+        """Returns the key, for the private state file, and replaces it by a new one."""
         self._leave_parent()
         key, self._key = self._key, secrets.randbits(128)
         return key
 
     def take_over(self, key: int) -> None:
-        """Goes on under a key that `hand_over` returned."""
+        """Takes a key that `hand_over` returned."""
         self._key, self._process = key, _process.token()
 
     def __repr__(self):
@@ -66,7 +66,7 @@ class LotKey:
 
 
 class StepCounter:
-    """Hands out step indices, each once, to any number of threads."""
+    """Hands out each step index once, to any number of threads."""
 
     def __init__(self, start: int = 0):
         self._next = start

@@ -12,7 +12,7 @@ _BATCHES = {
     "PaddedBatchDatasetV2",
     "ParallelBatchDataset",
 }
-# Steps of a pipeline that leave every element as it is.
+# Steps of a pipeline that change no element.
 _PASS_ON = {
     "AssertCardinalityDataset",
     "CacheDataset",
@@ -41,15 +41,15 @@ _FIX = (
 
 
 class ContradictedLaw(ValueError):
-    """The lots drawn so far contradict the declared law."""
+    """Signals that the lots drawn so far contradict the declared law."""
 
 
 class SizeCheck:
     """Compares the sizes of lots, in the order that they are drawn, with a law.
 
-    Refused are a size that the law gives probability 0, and, at lot t, a run of r lots of one size
-    n with t·(t + 1)·p(n)^(r−1) < 1e-9. Under the true law the latter happens with probability at
-    most Σ_t Σ_n p(n)·1e-9/(t(t + 1)) = 1e-9, however many lots are drawn.
+    It refuses a size of probability 0 under the law, and, at lot t, a run of r lots of one size n
+    with t·(t + 1)·p(n)^(r−1) < 1e-9. Under the true law such a run has probability at most Σ_t Σ_n
+    p(n)·1e-9/(t(t + 1)) = 1e-9, however many lots are drawn.
 
     Args:
         law: a `SamplingLaw`.
@@ -112,7 +112,7 @@ def check_batch_size(dataset: tf.data.Dataset, law: SamplingLaw) -> None:
 
 
 def _constant_size(dataset: tf.data.Dataset) -> int | None:
-    """Returns the rows of all batches but perhaps the last; None where that is not known."""
+    """Returns the constant number of rows of a batch, the last one excepted, or None."""
     sizes = {spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _has_rows(spec)}
     if sizes - {None}:
         return min(sizes - {None})

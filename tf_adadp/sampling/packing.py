@@ -1,4 +1,4 @@
-"""The form of a lot: whole physical batches, a mask, one structure."""
+"""Packs a lot as whole physical batches and a mask, in one structure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,12 +18,12 @@ def make_lot(
 ) -> Lot:
     """Packs ALL rows given into one lot `((x, y, sample_weight), mask)`, as `Lots` yields them.
 
-    For custom loops that draw their own examples. The lot has no sampling law: state it where the
-    step is charged.
+    It serves custom loops that draw their own examples. The lot has no sampling law: state the law
+    where the step is charged.
 
     Args:
-        x, y, sample_weight: arrays or nested structures of arrays, one row per example; no row at
-            all is an empty lot. y and sample_weight may be None.
+        x, y, sample_weight: arrays or nested structures of arrays, one row per example; no rows
+            make an empty lot. y and sample_weight may be None.
         physical_batch_size: B, rows per physical batch; None for one batch with all rows.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Poisson lots: each example enters each lot independently."""
+"""Draws Poisson lots: each example enters each lot independently."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,25 +12,25 @@ from tf_adadp.utils.checks import check_integer
 
 
 class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
-    """Every example enters every lot independently with probability q = L/N.
+    """Draws each example into each lot independently, with probability q = L/N.
 
-    The size n of a lot is drawn from Binomial(N, q), then n distinct examples uniformly. That IS
-    Poisson sampling: a set S is drawn with probability
+    The size n of a lot is drawn from Binomial(N, q), then n distinct examples uniformly. This is
+    exactly Poisson sampling: a set S is drawn with probability
 
         C(N, |S|) q^|S| (1−q)^(N−|S|) / C(N, |S|) = q^|S| (1−q)^(N−|S|),
 
-    the product of N independent coins. Only, it costs O(n) a step, not O(N) (numpy draws the subset
-    with Floyd's algorithm, or shuffles once n > N/20). The law holds up to the rounding of float64
-    arithmetic, as for every sampler that draws floats.
+    the product of N independent coins. It costs O(n) per step instead of O(N) (numpy draws the
+    subset with Floyd's algorithm, or shuffles once n > N/20). The law holds up to the rounding of
+    float64 arithmetic, as for every sampler that draws floats.
 
     Lots differ in size and are never truncated: truncation is another law with another cost
-    (`TruncatedPoissonLots`). An empty lot is a lot. With expected_size = N every lot holds all
-    examples: full batches, which cost Gaussian(σ*) a step.
+    (`TruncatedPoissonLots`). Empty lots are valid. With expected_size = N every lot holds all
+    examples, and a step costs Gaussian(σ*).
 
-    Guarantee: for neighbours that differ by one example more or less (N and q being public
-    constants), a step that releases a sum over the lot is a Poisson-subsampled mechanism with
-    probability q (`dp_accounting.PoissonSampledDpEvent`), and steps are independent. This holds
-    while the draws are secret; the lots' sizes, timing and memory are not protected.
+    Guarantee: for neighbours by adding or removing one example (N and q are public constants), a
+    step that releases a sum over the lot is a Poisson-subsampled mechanism with probability q
+    (`dp_accounting.PoissonSampledDpEvent`), and steps are independent. This requires that the draws
+    are secret; the lots' sizes, timing and memory are not protected.
 
     Args:
         x: array, nested dict, tuple or list of arrays (lists become tuples), tf tensors,
@@ -38,9 +38,9 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
             converted once. Or a random-access source: an object with `__len__` and `__getitem__`
             that is not an array, such as `tfds.data_source(...)`, whose items are
             `(x, y)` or `(x, y, sample_weight)`, all of one structure, shape and type. Its items are
-            read one by one in Python, O(lot) calls a step, or in one call if it has `__getitems__`.
-            Or a `keras.utils.PyDataset`, whose batches are taken apart: a step reads every batch
-            that holds a record of its lot.
+            read one by one in Python, O(lot) calls per step, or in one call if it has
+            `__getitems__`. Or a `keras.utils.PyDataset`, whose batches are taken apart: a step
+            reads every batch that holds a record of its lot.
         y: targets in the same forms, one row per example; None if there are none.
         expected_size: L, a number in (0, N].
         sample_weight: weights of the examples' losses, one row per example, or None.
@@ -48,13 +48,13 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
             t is a function of (seed, t), the same in every process with the same numpy.
         transform: for a random-access source, a function that makes `(x, y)` or
             `(x, y, sample_weight)` of an item.
-        present: None, or booleans [N]: a record that is not present is in no lot. N, q and L stay
-            those of all N places, which are public; the places taken are private. So data sets that
-            differ in one record present are neighbours with the same q, to the letter of the
-            guarantee (`tf_adadp.audit` leaves canaries in or out this way).
-        num_examples: None, or N where x is one host's part of N records that several hosts train
-            on (`tf.distribute.MultiWorkerMirroredStrategy`): each of these enters a lot with
-            probability L/N. No record may be in two parts.
+        present: None, or booleans [N]: an absent record is in no lot. N, q and L count all N places
+            and are public; the presence of a record is private. So datasets that differ in the
+            presence of one record are neighbours with the same q, exactly as the guarantee assumes
+            (`tf_adadp.audit` includes or excludes canaries this way).
+        num_examples: None, or N where x is one host's part of N records that several hosts train on
+            (`tf.distribute.MultiWorkerMirroredStrategy`): each record enters a lot with probability
+            L/N. No record may be in two parts.
 
     Floats become `keras.config.floatx()`; integers, booleans and strings stay as they are.
 
@@ -96,7 +96,7 @@ class PoissonLots(SampledLots, enforces_law=True, splits_over_hosts=True):
             )
         law = PoissonSampling(num_examples=num_examples, expected_size=expected_size)
         if present is not None:
-            present = np.array(present)  # a copy: the caller's may change
+            present = np.array(present)  # copied, since the caller's array may change
             if present.dtype != bool or present.shape != (len(source),):
                 raise ValueError(
                     f"present has shape {present.shape} and type {present.dtype}: give one boolean "

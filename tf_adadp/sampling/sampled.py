@@ -1,4 +1,4 @@
-"""Lots drawn at random from data with random access."""
+"""Draws lots at random from data with random access."""
 
 import abc
 import inspect
@@ -16,13 +16,13 @@ from tf_adadp.sampling.sources import Rows, Source
 
 
 class SampledLots(Lots):
-    """Lots that are a pure function of (key, step) and of the data.
+    """Draws lots as a pure function of (key, step) and the data.
 
-    A subclass says which examples are in a lot, in `_indices`, by the random numbers of
+    A subclass chooses the examples of a lot in `_indices`, with the random numbers of
     `self._key.generator(step)`.
 
     Args:
-        source: the examples, of `as_source`.
+        source: the examples, as `as_source` returns them.
         law: the sampling law of `_indices`.
         seed, present: as for `PoissonLots`.
     """
@@ -53,14 +53,14 @@ class SampledLots(Lots):
 
             lots = PoissonLots.from_dataset(dataset, expected_size=600)
 
-        The unit of privacy is one record: one element of the dataset after batches are taken apart.
-        Neighbouring datasets differ by one record of those that were read, so a step before that
+        The unit of privacy is one record: one element of the dataset after batches are split.
+        Neighbouring datasets differ by one record of those that were read, so an earlier step that
         chooses records by their place, such as `take`, belongs to the choice of the data. Steps
         that put one record into several elements (`repeat`, windows, mixup), pad it by others, or
-        apply a function to a batch that is not proven to treat its records independently are
-        refused by name. So are random numbers: records are read once, and random augmentation
-        belongs into layers of the model. What a generator, a Python function or a file yields as
-        one element counts as one record.
+        apply a function to a batch that is not proven to treat its records independently raise an
+        error that names them. Random numbers are refused too: records are read once, so put random
+        augmentation into layers of the model. One element of a generator, a Python function or a
+        file counts as one record.
 
         Args:
             dataset: elements `x`, `(x, y)` or `(x, y, sample_weight)` of dense tensors, all records
@@ -68,8 +68,9 @@ class SampledLots(Lots):
             batched: whether an element is a batch of records; None to find it in the dataset's
                 steps. True for a generator that yields batches.
             cache_dir: a folder that keeps the records of this dataset in NumPy files, readable by
-                its owner alone, for data that does not fit into memory. An interrupted read goes
-                on there; a complete folder is opened again once the first records were compared.
+                its owner alone, for data that does not fit into memory. An interrupted read
+                continues there; a complete folder is opened again after its first records are
+                compared.
             verbose: whether to show a progress bar.
             **arguments: further arguments of the class, such as `expected_size` and `seed`; for
                 `UserLots` also `user_ids`, the name of a feature.
@@ -77,7 +78,7 @@ class SampledLots(Lots):
         Raises:
             TypeError: dataset is no `tf.data.Dataset`.
             ValueError: the dataset has no end, no records, ragged tensors, records of unequal
-                shapes, or a step of the above; the folder holds another dataset.
+                shapes, or a step that is refused as above; the folder holds another dataset.
         """
         if "user_ids" in arguments and "user_ids" not in inspect.signature(cls).parameters:
             raise ValueError(
@@ -99,7 +100,7 @@ class SampledLots(Lots):
 
     @property
     def secret_key(self) -> LotKey | None:
-        """Returns the key, or None where a seed makes it known."""
+        """Returns the key; None with a seed, which makes it public."""
         return self._key if self.seed is None else None
 
     @property
@@ -115,7 +116,7 @@ class SampledLots(Lots):
         indices = self._indices(step)
         if self._present is not None:
             indices = indices[self._present[indices]]
-        # The order within a lot means nothing; sorted, a memory-mapped file is read front to back.
+        # Order within a lot has no effect; sorted, a memory-mapped file is read front to back.
         return self._source.rows(np.sort(indices), multiple)
 
 
@@ -125,5 +126,5 @@ def subset(generator: np.random.Generator, number: int, size: int) -> np.ndarray
 
 
 def poisson_subset(generator: np.random.Generator, number: int, probability: float) -> np.ndarray:
-    """Draws each of the indices 0..number − 1 independently, in time O(those drawn)."""
+    """Draws each of the indices 0..number − 1 independently, in time O(number drawn)."""
     return subset(generator, number, generator.binomial(number, probability))

@@ -1,4 +1,4 @@
-"""Shuffled lots: passes over random permutations."""
+"""Draws shuffled lots: passes over random permutations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +11,15 @@ from tf_adadp.sampling.sources import as_source
 
 
 class ShuffledLots(SampledLots, enforces_law=True):
-    """Passes over random permutations of the examples, in lots of exactly `size`.
+    """Draws passes over random permutations of the examples, in lots of exactly `size`.
 
     A pass has ⌊N/size⌋ lots and no example twice; the N mod size examples at the end of its
-    permutation are left out. Every pass has a permutation of its own, O(N) memory and time.
+    permutation are left out. Every pass has its own permutation, which takes O(N) memory and time.
 
     Guarantee: that of `tf_adadp.accounting.ShuffledSampling`: replacing one example costs one
-    Gaussian(σ*/2) a PASS, charged at its first lot, without amplification. Every iteration (of
+    Gaussian(σ*/2) per PASS, charged at its first lot, without amplification. Every iteration (of
     `as_dataset`, of `take`, a `fit`, a resumed run) begins a new pass, which is charged anew even
-    if the last one was left unfinished. `DPModel.fit` does so by itself; a custom loop passes
+    if the last one was left unfinished. `DPModel.fit` does so automatically; a custom loop passes
     `position`, the number of lots it took before, to `optimizer.charge`.
 
     Use it where every example must be seen equally often, or to compare with other software that
@@ -55,7 +55,7 @@ class ShuffledLots(SampledLots, enforces_law=True):
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌊N/size⌋: an epoch is a pass."""
+        """Returns ⌊N/size⌋: an epoch is a pass."""
         return self.law.lots_per_pass
 
     def _indices(self, step: int) -> np.ndarray:
@@ -70,4 +70,4 @@ class ShuffledLots(SampledLots, enforces_law=True):
         return kept[1][place * self.law.size :][: self.law.size]
 
     def __getstate__(self):
-        return {**self.__dict__, "_permutation": None}  # a copy has a key of its own
+        return {**self.__dict__, "_permutation": None}  # a copy has its own key

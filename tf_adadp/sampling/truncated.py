@@ -1,4 +1,4 @@
-"""Truncated Poisson lots: Poisson lots cut to a maximum size."""
+"""Draws truncated Poisson lots: Poisson lots cut to a maximum size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from tf_adadp.sampling.sources import as_source
 
 
 class TruncatedPoissonLots(SampledLots, enforces_law=True):
-    """A Poisson lot; of more than `max_size` examples drawn, a uniformly random `max_size`.
+    """Draws Poisson lots, and keeps a uniformly random `max_size` examples of larger ones.
 
-    Every lot is padded to ⌈max_size/B⌉ physical batches, so shapes are static and tell nothing
-    about the lot. Truncation costs privacy, and only the "pld" accountant can analyse it: give
-    `PrivacyCallback(..., accountant="pld")`. The cost is close to nothing for a max_size a few
-    times √expected_size above expected_size.
+    Every lot is padded to ⌈max_size/B⌉ physical batches, so shapes are static and reveal nothing
+    about the lot. Truncation costs privacy, and only the "pld" accountant can analyse it: use
+    `PrivacyCallback(..., accountant="pld")`. The cost is negligible if max_size is a few times
+    √expected_size above expected_size.
 
     Guarantee: that of `tf_adadp.accounting.TruncatedPoissonSampling`, for neighbours by adding or
     removing one example; steps are independent.

@@ -1,4 +1,4 @@
-"""Lots of users: privacy for all records of a person."""
+"""Draws lots of users: privacy for all records of a person."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,25 +11,24 @@ from tf_adadp.sampling.sources import as_source
 
 
 class UserLots(SampledLots, enforces_law=True):
-    """Every USER enters every lot independently, with at most `max_records_per_user` records.
+    """Draws each USER into each lot independently, with at most `max_records_per_user` records.
 
-    Of a user with more records than that, every lot takes a fresh, uniformly random subset.
+    For a user with more records, every lot takes a new, uniformly random subset.
 
     Guarantee: that of `tf_adadp.accounting.UserSampling`: neighbours differ by one user with all
-    records, and a step costs PoissonSampled(expected_users/U, Gaussian(σ*/max_records_per_user)), U
-    the number of users. Releases that protect single records (other lots, `DPPCA`) do not add up
-    with those: a ledger that holds both reports no ε.
+    records, and a step costs PoissonSampled(expected_users/U, Gaussian(σ*/max_records_per_user)),
+    where U is the number of users. Such steps do not compose with releases that protect single
+    records (other lots, `DPPCA`): a ledger that holds both reports no ε.
 
     Args:
         x, y, sample_weight, seed, transform: as for `PoissonLots`.
         user_ids: [N], integers or strings, the user of each example; or the name of a feature of x,
-            a dict, which is taken out of it. A record that concerns several people protects only
-            the one named.
+            a dict, which is removed from it. Only the named user of a record is protected, also
+            where it concerns several people.
         expected_users: the expected number of users in a lot, in (0, U].
-        max_records_per_user: k ≥ 1. Noise relative to the sum grows with it.
-        expected_size: what sums are divided by, a PUBLIC guess of the number of examples in a lot,
-            in (0, k · expected_users]. How many there are on average is private: do not compute it
-            from user_ids.
+        max_records_per_user: k ≥ 1. The noise relative to the sum grows with it.
+        expected_size: the divisor of sums, a PUBLIC guess of the number of examples in a lot, in
+            (0, k · expected_users]. The true average is private: do not compute it from user_ids.
 
     Raises:
         TypeError: as for `PoissonLots`; user_ids are neither integers nor strings.
@@ -75,7 +74,7 @@ class UserLots(SampledLots, enforces_law=True):
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌈U/expected_users⌉."""
+        """Returns ⌈U/expected_users⌉."""
         return int(np.ceil(self.law.num_users / self.law.expected_users))
 
     def _indices(self, step: int) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Training: what `fit` is given, one session of it, and steps of loops of your own."""
+"""Trains: the arguments and the session of `fit`, and the steps of custom loops."""

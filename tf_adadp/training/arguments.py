@@ -22,10 +22,10 @@ from tf_adadp.utils.checks import check_choice, check_instance, check_integer, c
 
 @dataclasses.dataclass(frozen=True)
 class FitData:
-    """The data of one `fit`.
+    """Holds the data of one `fit`.
 
     Attributes:
-        lots: what is trained on.
+        lots: the lots to train on.
         x, y: the records, where they were given as arrays; else None.
         class_weight: as given.
         validation_data: as given, or the part of the arrays that was set aside.
@@ -73,7 +73,7 @@ def fit_data(
 
     Raises:
         TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
-            or is given beside lots that have settled it.
+            or is given beside lots that already determine it.
     """
     validation_data = validated(model, validation_data, verbose)
     if isinstance(x, Lots):
@@ -109,7 +109,7 @@ def fit_data(
 
 
 def private_callbacks_first(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Flattens the callbacks; those that put ε into the logs come before those that read them."""
+    """Flattens the callbacks, those first that write ε into the logs."""
 
     def flatten(item):
         if item is None:
@@ -134,7 +134,7 @@ def check_fit(
     validation_steps: Any,
     validation_freq: Any,
 ) -> None:
-    """Validates the arguments of `fit` that say how long to train and when to evaluate.
+    """Validates the arguments of `fit` on the length of training and on evaluation.
 
     Raises:
         ValueError: naming the argument.
@@ -155,12 +155,12 @@ def evaluation_batch_size(
         return given
     if steps is None:
         return min(256, num_examples or 256)
-    # The steps are to cover the records that Keras's do.
+    # The steps cover the same records as Keras's.
     return None if batch_size is None else math.ceil(batch_size)
 
 
 def _refuse_beside(data, **arguments):
-    """Refuses arguments of `fit` that the data have settled."""
+    """Refuses arguments of `fit` that the data already determine."""
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"{name} is given beside {data} leave {name} out.")
@@ -177,7 +177,7 @@ def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):
             "batch_size/N and with it ε, so there is no default."
         )
     shape = getattr(tf.nest.flatten(x)[0], "shape", None)
-    size = shape[0] if shape else math.inf  # what has no shape is refused by its type
+    size = shape[0] if shape else math.inf  # data without a shape are refused by their type
     check_number(
         "batch_size",
         batch_size,
@@ -246,7 +246,7 @@ def _check_evaluations(data, batch_size, steps, frequency):
 def check_workers(
     strategy: tf.distribute.Strategy, lots: Lots, epochs: int, steps_per_epoch: int
 ) -> None:
-    """Refuses, on several hosts, lots that would not be the parts of one Poisson lot.
+    """Refuses, on several hosts, lots that are not the parts of one Poisson lot.
 
     Raises:
         ValueError: on all workers.
@@ -263,7 +263,7 @@ def check_workers(
         expected_size=law.expected_lot_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
-        seeded=lots.seed is not None,  # which the ledger of each says
+        seeded=lots.seed is not None,  # as each worker's ledger states
     )
     held = workers.total(strategy, lots.num_local_examples)
     if held > law.num_examples:

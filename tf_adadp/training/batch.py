@@ -14,7 +14,7 @@ from tf_adadp.training.arguments import class_weights
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch that the caller sampled.
+    """Holds a batch that the caller sampled.
 
     Attributes:
         arrays: `(x, y, sample_weight)`.
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def element_spec(self) -> tuple:
-        """TensorSpecs of such a batch, of any size."""
+        """Returns the TensorSpecs of such a batch, of any size."""
         return tf.nest.map_structure(
             lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype),
             self.arrays,
@@ -36,7 +36,7 @@ class Batch:
 
 
 def batch_of(x: Any, y: Any, sample_weight: Any, class_weight: Any, law: Any) -> Batch:
-    """Makes a `Batch` of what `train_on_batch` is given.
+    """Makes a `Batch` of the arguments of `train_on_batch`.
 
     Raises:
         TypeError, ValueError: the law is of another kind, or does not fit the batch.

@@ -1,4 +1,4 @@
-"""A budget (ε, δ) in place of a noise multiplier: `compile(target_epsilon=…)`."""
+"""Finds the noise multiplier for a budget (ε, δ): `compile(target_epsilon=…)`."""
 
 import dataclasses
 import warnings
@@ -22,14 +22,14 @@ class Budget:
 
         ε(what the model's ledger holds + the steps that this fit plans) ≤ target_epsilon at δ
 
-    to 1e-3 of it. The ledger holds what was charged before: DPPCA, earlier training. A step is the
+    to 1e-3 of it. The ledger holds earlier charges: DPPCA, earlier training. A step is the
     optimizer's `event`: its lots' law, microbatches, released metrics and every other noise
     multiplier that was given are in it. σ* is printed, fixed from then on, and saved with the
     optimizer's state; a run that is restored keeps the saved one.
 
     Guarantee: no step is taken that would bring ε of the ledger above target_epsilon. σ* follows
-    from the number of records (or users), L and the number of steps, so all three are public here;
-    under add-or-remove-one the number of records often counts as public, where it must not, give a
+    from the number of records (or users), L and the number of steps, so all three are public here.
+    Under add-or-remove-one the number of records often counts as public; where it does not, give a
     public bound as the lots' `num_examples`.
 
     Attributes:
@@ -136,8 +136,8 @@ class Budget:
         model.optimizer.take_saved_noise()
         if model.optimizer.noise_multiplier is None:
             raise ValueError(
-                f"target_epsilon={self.target_epsilon} and train_on_batch, which does not say how "
-                "many steps are planned: call fit first, or make the optimizer with a "
+                f"target_epsilon={self.target_epsilon} with train_on_batch, whose number of steps "
+                "is not known: call fit first, or make the optimizer with a "
                 "noise_multiplier and compile without target_epsilon."
             )
         if self.room(model) < 1:
@@ -159,12 +159,12 @@ class Budget:
 class BudgetedRun(keras.callbacks.Callback):
     """Settles σ* when a `fit` begins, and ends the training before the budget is exceeded.
 
-    The last callback: those before it may restore weights with their σ*, or a ledger.
+    It is the last callback: earlier ones may restore weights with their σ*, or a ledger.
 
     Args:
         budget: the `Budget`.
         epochs, initial_epoch: as `fit` has them.
-        steps_per_epoch: of whole executions.
+        steps_per_epoch: in whole executions.
     """
 
     def __init__(self, budget: Budget, epochs: int, initial_epoch: int, steps_per_epoch: int):
@@ -173,7 +173,7 @@ class BudgetedRun(keras.callbacks.Callback):
         self._initial_epoch, self._steps_per_epoch = initial_epoch, steps_per_epoch
         self._steps_before: int | None = None  # of the ledger, before anything was restored
         self._seen_steps = self._left = self._planned = 0
-        self._found: tuple[tuple, float] | None = None  # σ*, and for which ledger, law and steps
+        self._found: tuple[tuple, float] | None = None  # (ledger, law and steps), σ*
 
     def settle(self, model: keras.Model) -> None:
         """Takes the saved σ*, or finds it from what the ledger holds now; before the first step."""
@@ -207,7 +207,7 @@ class BudgetedRun(keras.callbacks.Callback):
             model.make_train_function(force=True)
         self._count()
         resumed = first_epoch(model) > 0 or model.ledger.steps != self._steps_before
-        # A run that goes on after a crash repeats steps, and ends where the budget does.
+        # A run resumed after a crash repeats steps, and ends at the budget.
         least = model.steps_per_execution if resumed else self._planned
         if self._left < least:
             raise ValueError(
@@ -215,14 +215,14 @@ class BudgetedRun(keras.callbacks.Callback):
             )
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Counts anew where another callback charged the ledger."""
+        """Counts the remaining steps again if another callback charged the ledger."""
         if self.model.ledger.steps != self._seen_steps:
             self._count()
             if self._left < self.model.steps_per_execution:
                 raise ValueError(self._budget.refusal(self.model, self._planned, self._left))
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Stops where the next execution has no room."""
+        """Stops training if the budget has no room for the next execution."""
         steps = self.model.steps_per_execution
         self._seen_steps += steps
         self._left -= steps

@@ -11,9 +11,9 @@ from tf_adadp.utils.keras_compat import first_epoch, set_first_epoch
 
 
 def privacy_arguments(model: keras.Model) -> dict[str, int]:
-    """Returns {what: number} of a `DPModel` in a running `fit`: alike where privacy is set alike.
+    """Returns {name: hash} of a running `fit`'s privacy settings, equal for equal settings.
 
-    Hashes, of 48 bits, which float64 holds exactly. The learning rate comes from the chief.
+    The hashes have 48 bits, which float64 holds exactly. The learning rate comes from the chief.
     """
     config = model.optimizer.get_config()
     shown = {k: v for k, v in config.items() if k not in ("name", "learning_rate")}
@@ -30,7 +30,7 @@ def privacy_arguments(model: keras.Model) -> dict[str, int]:
 
 def _hashed(value):
     serialized = keras.saving.serialize_keras_object(value)
-    # What JSON cannot hold has a form that may differ between processes.
+    # Values without a JSON form may print differently in each process.
     text = json.dumps(serialized, sort_keys=True, default=lambda v: type(v).__name__)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
 
@@ -38,8 +38,9 @@ def _hashed(value):
 class ShareChiefsState(keras.callbacks.Callback):
     """Gives all workers the chief's state when training begins, after callbacks that restore.
 
-    Weights, optimizer state, ledger, noise keys (new ones) and the epoch to begin with. All must
-    clip, add noise and stop alike: each charges for what IT was told, and shares come from all.
+    The state is: weights, optimizer state, ledger, new noise keys and the first epoch. All workers
+    must clip, add noise and stop alike, since each charges by its own arguments, and all contribute
+    to every step.
     """
 
     def on_train_begin(self, logs: dict | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what a DPModel was compiled with, and refuses changes from then on."""
+"""Keeps the arguments that a DPModel was compiled with, and refuses later changes."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from tf_adadp.validation import check_trainable_state
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """The arguments of `DPModel.compile` that Keras does not keep, and the layers at that time.
+    """Holds the arguments of `DPModel.compile` that Keras does not keep, and the layers then.
 
     Attributes:
         optimizer, released_metrics, log_raw_metrics, jit_compile, steps_per_execution: as given.
         trainable: {layer: its `trainable`}.
-        budget: what the optimizer's noise follows from; None where it was given.
+        budget: the budget that sets the optimizer's noise; None where the noise was given.
     """
 
     optimizer: DPOptimizer
@@ -79,7 +79,7 @@ class Compiled:
 
     @property
     def metrics_noise_multiplier(self) -> float | None:
-        """σ_m of the metrics that every step releases; None: none."""
+        """Returns σ_m of the metrics that every step releases, or None without any."""
         return None if self.released_metrics is None else self.released_metrics.noise_multiplier
 
     @property
@@ -98,10 +98,10 @@ class Compiled:
         }
 
     def check_unchanged(self, model: keras.Model) -> None:
-        """Refuses to train where something that the graphs were traced with was changed.
+        """Refuses to train after a change of anything that the graphs were traced with.
 
         Raises:
-            ValueError: naming what was changed.
+            ValueError: names the change.
         """
         check_trainable_state(self.trainable)
         if model.optimizer is not self.optimizer:
@@ -122,7 +122,7 @@ class Compiled:
 
 
 def _check_optimizer(optimizer, budget):
-    """Raises ValueError for an optimizer that is not private, or whose noise nothing sets."""
+    """Raises ValueError for an optimizer that is not private, or has no noise multiplier."""
     if isinstance(optimizer, type) and issubclass(optimizer, DPOptimizer):
         name = optimizer.__name__
         raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")

@@ -22,14 +22,14 @@ from tf_adadp.utils.keras_compat import (
     functional_inputs,
 )
 
-_PER_EXAMPLE_BYTES = 100 * 2**20  # what the gradients of a physical batch may take by default
+_PER_EXAMPLE_BYTES = 100 * 2**20  # default memory of a physical batch's gradients
 _MAX_PHYSICAL_BATCH = 64
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """Prepares what graphs are traced with, once model, loss and metrics are built.
+    """Holds the objects that graphs are traced with, once model, loss and metrics are built.
 
     Attributes:
         engine: the gradient engine.
@@ -66,7 +66,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     x, y, _ = probed
     loss, optimizer = compile_loss_of(model), compiled.optimizer
     if y is None and loss is not None:
-        raise ValueError("y=None: the compiled loss needs labels; pass y.")
+        raise ValueError("y=None: the compiled loss needs labels. Pass y.")
     validation.check_labels(y)
     build_symbolically(model, probed)
     y_pred = compute_output_spec(model.model, x)
@@ -74,7 +74,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         check_reduces_no_batch(loss, y, y_pred)
     validation.check_layers(model.model)  # again: a layer may have been adapted since
     validation.check_weights(model.model)
-    # Also where it was built before: it must have been for these very variables.
+    # Checks, if it was built before, that it was for these variables.
     optimizer.build(model.trainable_variables)
     validation.check_metric_names(model.get_metrics_result(), optimizer.step_logs())
     optimizer.bind(model.model, loss)
@@ -95,7 +95,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
 
 
 def check_strategy(model: keras.Model, compiled: Compiled) -> None:
-    """Refuses strategies, and what cannot be trained under the one that the model has.
+    """Refuses strategies, and models that cannot be trained under theirs.
 
     Raises:
         ValueError: naming the strategy.
@@ -120,9 +120,9 @@ def check_strategy(model: keras.Model, compiled: Compiled) -> None:
 def physical_batch_size(model: keras.Model, engine: Any, expected_size: float) -> int:
     """Returns B: rows of a lot come in multiples of it.
 
-    For the plain engine: as given, or what fits the memory bound, and no larger than a typical lot.
-    The ghost engine puts as many together as it works on at once; a small divisor of that wastes
-    fewer rows on padding.
+    For the plain engine, B is as given, or fits the memory bound, and is no larger than a typical
+    lot. The ghost engine joins as many rows as it computes on at once; a small divisor of that
+    number wastes fewer rows on padding.
     """
     given = model.physical_batch_size
     if engine.joins_batches:
@@ -135,10 +135,10 @@ def physical_batch_size(model: keras.Model, engine: Any, expected_size: float) -
 
 
 def plan_from_inputs(model: keras.Model, compiled: Compiled) -> Any:
-    """Returns the `GradientPlan` of a model with known inputs, before it has met data.
+    """Returns the `GradientPlan` of a model with known inputs, before any data.
 
     Raises:
-        ValueError: nothing tells the form of its inputs.
+        ValueError: the shapes of its inputs are not known.
     """
     inputs = functional_inputs(model.model)
     if inputs is None:

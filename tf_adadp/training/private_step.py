@@ -45,23 +45,23 @@ def private_step(
         print(ledger.epsilon(1e-5))
 
     Guarantee: that of one step of `DPModel.fit`, for the unit and the neighbouring relation of the
-    law, if the lot was drawn by it. A lot serves one step: a second one about the same weights, or
-    charged to the same ledger, is refused, but under a law whose lots hold every record. A lot is
-    known by its mask, so each needs a mask of its own. Where lots are paid for by the pass
-    (`ShuffledLots`) every step pays for one: train with `DPModel.fit`, which knows where passes
-    begin.
+    law, if the lot was drawn by it. A lot serves one step: a second step on the same weights, or
+    charged to the same ledger, is refused, except under a law whose lots hold every record. A lot
+    is known by its mask, so each needs a mask of its own. Under `ShuffledLots`, charged by the
+    pass, every step is charged for a whole pass: train with `DPModel.fit`, which charges each pass
+    once.
 
     In eager code the step is compiled once per model, loss, optimizer and form of the lots. Inside
-    of a `tf.function` it becomes a part of that graph, and the charge leaves it: an operation calls
-    back into Python, which writes the ledger, and nothing is computed from the lot before that has
-    returned. So every run of the graph charges, in loops too. A callback needs the process that
-    made the graph: it works neither under `jit_compile=True` of the outer function nor in a
-    SavedModel. A lot that served a step is then refused by a `tf.errors.InvalidArgumentError`.
+    of a `tf.function` it becomes a part of that graph. There an operation calls Python to charge
+    the ledger, and nothing is computed from the lot before the call has returned. So every run of
+    the graph charges, in loops too. The call needs the process that made the graph: it works
+    neither under `jit_compile=True` of the outer function nor in a SavedModel. A lot that served a
+    step is then refused by a `tf.errors.InvalidArgumentError`.
 
     The ledger is charged before the noise is drawn, in memory. A crash in between leaves a charge
-    without a release, which overstates ε. What a crash loses is what was not saved: save the
-    ledger before the weights, `ledger.save(path)`, and the file never says less than the weights
-    cost. (`DPModel(model, ledger=ledger).save(path)` keeps both in one file.)
+    without a release, which overstates ε. A crash also loses what was not saved: save the ledger
+    before the weights, by `ledger.save(path)`, so that the file never understates the cost of the
+    weights. (`DPModel(model, ledger=ledger).save(path)` keeps both in one file.)
 
     Args:
         model: a built `keras.Model`, the plain one.
@@ -105,7 +105,7 @@ def private_step(
         if optimizer.event_varies:
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} inside of a tf.function: its next event "
-                "follows from what it released. Call private_step from Python, which compiles it "
+                "depends on its releases. Call private_step from Python, which compiles it "
                 "by itself."
             )
         with tf.control_dependencies(when_run(charge, lot)):
@@ -117,7 +117,7 @@ def private_step(
 
 
 class _Step:
-    """The step of one optimizer on the lots of one form.
+    """Takes the steps of one optimizer on lots of one form.
 
     Args:
         model, loss, optimizer: see `private_step`.
@@ -148,7 +148,7 @@ class _Step:
         )
 
     def compiled(self, lot, expected_lot_size):
-        """Takes the step in a graph of its own, one for all numbers of physical batches."""
+        """Takes the step in its own graph, which serves all numbers of physical batches."""
         tensors = [t for t in tf.nest.flatten(lot) if t is not None]
         form = tuple((tuple(t.shape[1:]), tf.as_dtype(t.dtype)) for t in tensors)
         if form not in self._graphs:

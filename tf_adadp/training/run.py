@@ -1,4 +1,4 @@
-"""The lots of one run: their law, how many were charged, how many are left."""
+"""Describes the lots of one run: their law, and the numbers charged and left."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from tf_adadp.persistence.private_state import LotsInUse
 
 
 class Run:
-    """One `fit`, or one `train_on_batch`: what its lots are charged by, and where it stands.
+    """Holds the law and the position of one `fit` or one `train_on_batch`.
 
     Args:
         law: the sampling law of the lots.
-        expected_size: L, what sums over them are divided by.
+        expected_size: L, the divisor of sums over a lot.
         reproducible: whether the lots are seeded.
 
     Attributes:
         law, expected_size, reproducible: see Args.
         position: the number of lots of the running iteration that were charged.
-        take: raises where so many more lots cannot be drawn, see `Lots.supply`.
+        take: a function of a number of lots; raises if so many cannot be drawn, see `Lots.supply`.
         lots: the lots, for `save_private_state`; None where they cannot be continued.
     """
 
@@ -40,7 +40,7 @@ class Run:
         self.lots: LotsInUse | None = None
         self.take: Callable[[int], None] = lambda count: None
         self._iterator: Any = None
-        self._moved = False  # whether the first step was looked at
+        self._moved = False  # whether the first step was checked
 
     def begin_iteration(self, iterator: Any) -> None:
         """Sets the position to 0 where this is a new iterator.
@@ -49,11 +49,11 @@ class Run:
         """
         if iterator is not self._iterator:
             if self._iterator is not None:
-                self.lots = None  # the second pass began where only the lots know
+                self.lots = None  # the start of the second pass is not known here
             self._iterator, self.position = iterator, 0
 
     def end(self) -> Any:
-        """Lets go of the iterator, and returns it."""
+        """Drops the iterator, and returns it."""
         iterator, self._iterator = self._iterator, None
         return iterator
 
@@ -71,8 +71,8 @@ class Run:
         after = [corner(v) for v in variables]
         if all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
             warnings.warn(
-                "The first step moved no trainable weight, and cost privacy all the same: look at "
-                "the learning rate and at which layers are trainable.",
+                "The first step moved no trainable weight, and still spent privacy budget: check "
+                "the learning rate, and which layers are trainable.",
                 PrivacyWarning,
                 stacklevel=2,
             )

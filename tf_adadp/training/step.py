@@ -1,4 +1,4 @@
-"""One step on one lot, as it is traced: clip and sum its gradients, release, update, log."""
+"""Takes one step on one lot: clips and sums its gradients, releases, updates and logs."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from tf_adadp.utils.keras_compat import compile_loss_of, loss_tracker_of
 
 
 class LotStep:
-    """The step of `DPModel.fit` on one lot, or on a replica's share of one.
+    """Takes the step of `DPModel.fit` on one lot, or on a replica's share of one.
 
     Args:
         model: the `DPModel`.
         compiled: what it was compiled with.
-        prepared: what its graphs are traced with.
+        prepared: the objects that its graphs are traced with.
         expected_size: L, a variable, since one graph serves lots of every law.
     """
 
@@ -38,7 +38,7 @@ class LotStep:
     def __call__(self, lot: tuple) -> dict[str, Any]:
         """Takes the step, and returns its logs."""
         released = self._prepared.released
-        # This runs whenever a graph is traced: what the engine knows of the layers must hold.
+        # This runs whenever a graph is traced: the layers must still be as the engine saw them.
         validation.check_layers(self._model.model)
         self._prepared.layers.check_unchanged()
         if released is not None:
@@ -54,7 +54,7 @@ class LotStep:
         return self._logs(lot, losses, regularization)
 
     def _logs(self, lot, losses, regularization):
-        """Logs of raw metrics where they are asked for, and of what was released."""
+        """Returns the logs: raw metrics if they are asked for, and released values."""
         model, released = self._model, self._prepared.released
         optimizer, logs = self._compiled.optimizer, {}
         if self._compiled.logs_raw_metrics:
@@ -71,7 +71,7 @@ class LotStep:
         return logs
 
     def _on_batch(self, *batch):
-        """Takes in every physical batch; see the engines' `clipped_sum`."""
+        """Updates metrics with a physical batch; see the engines' `clipped_sum`."""
         with no_index_stops():
             if self._compiled.logs_raw_metrics:
                 self._update_raw_metrics(*batch)
@@ -90,7 +90,7 @@ class LotStep:
 
 
 def regularization_of(model: keras.Model) -> tuple[tf.Tensor | None, list | None]:
-    """Returns the regularisation loss of a model's weights, and its gradients; Nones without."""
+    """Returns a model's weight regularisation loss and its gradients, or two Nones."""
     with tf.GradientTape() as tape:
         loss = weight_regularization(model)
     if loss is None:

@@ -1,1 +1,1 @@
-"""Serves every room: checks of arguments, the process, flat groups of variables."""
+"""Provides helpers to all sub-packages: argument checks, flat groups of variables and more."""

@@ -1,13 +1,13 @@
-"""Attaches values to variables and models: the one file that hangs anything on them.
+"""Attaches values to variables and models; no other module does so.
 
-Elsewhere an owner holds its state. Three things have no owner that could be asked:
+All other state is held by an object that owns it. Three things have no such owner:
 
-- The history of weights. What was released about a variable is found from the variable alone, by
-  whichever model, layer or loop meets it next. A table beside the variables would keep them alive,
-  or lose a history when an `id` is used again.
+- The history of weights. Any model, layer or loop that uses a variable finds the releases about it
+  from the variable alone. A separate table would keep variables alive, or lose a history when an
+  `id` is used again.
 - Compiled engines and steps of a plain model. They hold the model and its graphs, so they live
   exactly as long as the model does.
-- The report of the changes by which a plain model was made of another one.
+- The report of `make_compatible`, attached to the copy that it returns.
 
 Values go into `__dict__`, past Keras's `__setattr__`, which would track them and save them.
 """

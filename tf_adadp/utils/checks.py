@@ -1,6 +1,6 @@
-"""Checks of arguments, for all parts. Each returns the value as the type it is declared to be.
+"""Validates arguments. Each check returns the value in its declared type.
 
-One form of error: the argument's name, the value received, and what to give instead, as in
+Errors have one form: the argument's name, the value received, and what to give instead, as in
 `steps=-1: give an integer ≥ 0.` It is a ValueError; where a function documents TypeError for a
 wrong type, pass `wrong_type=TypeError`.
 """
@@ -32,7 +32,7 @@ def check_number(
       above, at_least, below, at_most: the range.
 
     Raises:
-      ValueError: value is no finite number (a bool is none) or out of range.
+      ValueError: value is no finite number (a bool is not a number here) or out of range.
     """
     fits = isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
     try:
@@ -59,7 +59,7 @@ def check_integer(
 
     Args:
       name, value, wanted, at_least, at_most: as `check_number`.
-      wrong_type: the error for a value that is no integer (a bool is none).
+      wrong_type: the error for a value that is no integer (a bool is not one).
 
     Raises:
       ValueError: value is out of range.

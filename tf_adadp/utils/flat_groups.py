@@ -1,20 +1,20 @@
-"""Lists of small tensors as few long vectors: one operation for many variables."""
+"""Joins many small tensors into few long vectors, so that one operation serves many variables."""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-LARGEST_GROUP = 2**18  # numbers in a vector of several tensors: held twice, and still in a cache
+LARGEST_GROUP = 2**18  # entries of a shared vector: two copies of it fit into a cache
 
 
 class FlatGroups:
-    """Lays a list of tensors, one per variable, out in vectors, and back.
+    """Converts a list of tensors, one per variable, into vectors, and back.
 
-    A deep network has hundreds of small variables. What an optimizer does to each of them apart
-    makes a graph of thousands of operations, which takes longer to trace, and to run, than the work
-    in them. Tensors that follow each other share a vector while it has at most `LARGEST_GROUP`
-    entries; a larger tensor has one of its own, so nothing large is copied together.
+    A deep network has hundreds of small variables. Updating each of them separately makes a graph
+    of thousands of operations, whose overhead takes longer than their arithmetic. Consecutive
+    tensors share a vector while it has at most `LARGEST_GROUP` entries; a larger tensor has one of
+    its own, so nothing large is copied together.
 
     Args:
         shapes: static shapes of the tensors.
@@ -49,7 +49,7 @@ class FlatGroups:
         ]
 
     def split(self, vectors):
-        """Returns the tensors as vectors, each for itself."""
+        """Returns each tensor as a vector of its own."""
         parts = []
         for vector, members in zip(vectors, self.ranges, strict=True):
             alone = len(members) == 1
@@ -64,7 +64,7 @@ class FlatGroups:
         ]
 
     def spread(self, values):
-        """Returns one number per tensor, at every entry of it: per vector a vector, or a scalar.
+        """Repeats one number per tensor at all of its entries: per vector a vector, or a scalar.
 
         Args:
             values: a list of floats, or a tensor [number of tensors].
@@ -75,7 +75,7 @@ class FlatGroups:
             if len(members) == 1:
                 spread.append(values[members.start])
                 continue
-            # Worked out in the graph: as constants these numbers would be as large as the model.
+            # Computed in the graph: constants would take as much memory as the model.
             ends = np.cumsum([self.sizes[i] for i in members])
             tensor = tf.searchsorted(tf.constant(ends, tf.int32), tf.range(length), side="right")
             spread.append(tf.gather(values[members.start : members.stop], tensor))

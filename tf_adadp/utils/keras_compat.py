@@ -1,7 +1,7 @@
 """Holds all private names of Keras and TensorFlow that the package uses.
 
 A new version may rename any of them, so no other module imports from `keras.src` or
-`tensorflow.python`, or reads an underscored attribute of an object of theirs. The exception are the
+`tensorflow.python`, or reads an underscored attribute of an object of theirs. Exceptions are the
 methods and attributes that a subclass of ours inherits: `INHERITED` lists them. A test compares the
 tables with the installed version and searches the package for further private names.
 """
@@ -118,7 +118,7 @@ INHERITED: dict[type, dict[str, str]] = {
 
 
 def original_operation(operation: object) -> object | None:
-    """Returns the operation of which TensorFlow made this one as a gradient, or None."""
+    """Returns the operation whose gradient this one is, or None."""
     return getattr(operation, "_original_op", None)
 
 
@@ -133,7 +133,7 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
 
 
 def copied_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
-    """Returns another Lambda of the same functions; Keras would write their bytes and read them."""
+    """Copies a Lambda with the same functions, where Keras would serialize their bytecode."""
     return keras.layers.Lambda(
         layer.function,
         output_shape=layer._output_shape,
@@ -229,14 +229,14 @@ def flat_losses(loss: CompileLoss) -> list:
 
 
 def shallow_copy(keras_object: object) -> object:
-    """Copies an object of Keras without the detour of `copy.copy` over a saved file."""
+    """Copies an object of Keras without serializing it, as `copy.copy` would."""
     copied = object.__new__(type(keras_object))
     copied.__dict__.update(keras_object.__dict__)
     return copied
 
 
 def uncompiled(model: keras.Model) -> keras.Model:
-    """Returns the same model, layers and all, as if it were not compiled."""
+    """Copies a model, uncompiled, with the same layers."""
     copied = shallow_copy(model)
     copied.__dict__["compiled"] = False
     return copied

@@ -5,14 +5,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that private training refuses, or that it does otherwise than one may expect.
+    """Describes one thing that private training refuses, or does differently than expected.
 
     Attributes:
         where: the part of the model, e.g. "Layer 'bn'".
-        what: what is wrong with it; where and what are one sentence.
+        what: the problem; where and what form one sentence.
         fix: what to do instead.
-        severity: "error" where training refuses; "warning" where it goes on; "change" where
-            `make_compatible` put something else.
+        severity: "error" where training is refused; "warning" where it goes on; "change" where
+            `make_compatible` replaced the part.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""`validate`: everything that private training would refuse or change in a model, at once."""
+"""Reports everything that private training would refuse or change in a model, at once."""
 
 import keras
 import tensorflow as tf
@@ -43,40 +43,40 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
         print(report)                      # severity, where, what, fix
         report.raise_if_any()
 
-    Errors are what `DPModel` refuses, found by the same rules, all of them at once. Warnings are
-    what it accepts and may do otherwise than training without privacy: layers or losses that are
-    not proven to keep examples apart, variables that a layer writes, random numbers from outside
-    of the model's seed generators.
+    Errors are problems that `DPModel` refuses, found by the same rules. Warnings are problems that
+    it accepts, though it may train differently than without privacy: layers or losses that are not
+    proven to keep examples apart, variables that a layer writes, random numbers from outside of the
+    model's seed generators.
 
     Nothing is run. The model is traced in training mode, for one example and for a batch of any
     size, and the graph of the batch is followed operation by operation, forwards and through its
     gradients, as the gradient engine does. Every layer that cannot be followed is named, with the
-    operation and the line of code; where the model itself cannot, what comes after that place is
-    not followed. The values of x and y are never looked at, so the report depends on no data, and
+    operation and the line of code; where the model's own code cannot be followed, the analysis
+    stops at that place. The values of x and y are never read, so the report depends on no data, and
     no weight or state of the model is changed. A model that is not built yet is built.
 
-    A report without problems is a proof, of what the traced graph does: in training, the output of
-    an example, its gradient and its loss are functions of that example, the weights and random
-    numbers of its own, for every value and every number of other examples. It is one
+    A report without problems is a proof about the traced graph: in training, the output of an
+    example, its gradient and its loss are functions of that example, the weights and random numbers
+    of its own, for every value and every number of other examples. The proof holds
 
-    - for constants that the model holds (`gradient_plan().captured`) by the word of who made it: a
-      table of the training data is a constant too;
+    - for constants that the model holds (`gradient_plan().captured`) if they are public: a table of
+      the training data is a constant too;
     - for axes of unknown size at one length, and for Python code as it ran when it was traced;
-    - for values of losses. Gradients of losses are always taken example by example, so what a
-      custom gradient of a loss would mix is not told;
+    - for values of losses. Gradients of losses are always taken example by example, so mixing in a
+      custom gradient of a loss is not reported;
     - where no operation keeps state. A model with such an error is not followed further.
 
     A warning is no proof that examples are mixed: an operation without a rule may be harmless. It
-    is mapped over the examples then, which is slower and changes nothing. What only makes training
-    slower is told by `gradient_plan`, not here.
+    is mapped over the examples then, which is slower and changes nothing. `gradient_plan` reports
+    what only makes training slower.
 
     Args:
         model: a `keras.Model`, or a `DPModel`, whose compiled loss is then the default.
         loss: as for `compile`; None to leave losses out.
         x, y: arrays, a `tf.data.Dataset` or lots, as for `fit`; only their shapes and types are
-            used. Without x the model's own inputs tell the form, where they are known; without y
-            the labels are taken to be classes for sparse losses, and else of the form of the
-            outputs.
+            used. Without x the model's own inputs give the shapes, where they are known. Without y
+            the labels are assumed to be classes for sparse losses, and otherwise to be shaped as
+            the outputs.
 
     Returns:
         A `Report`, a list of `Problem(where, what, fix, severity)`; `report.ok` where no severity
@@ -118,7 +118,7 @@ def _problems(model, loss, x, y):
         return
     try:
         compile_loss, spec, y_pred, probed_y = _built(model, loss, spec)
-    except Exception as error:  # whatever a layer of the user's raises
+    except Exception as error:  # the user's layers may raise anything
         yield _failure(model, error, x)
         return
     yield from weight_problems(model)
@@ -143,7 +143,7 @@ def _problems(model, loss, x, y):
             *mixing_problems(model, obstacles),
             *dropped_problems(model, example_loss.written),
         ):
-            # What a layer was told of for what it is, is not told again for what it does.
+            # A layer that is refused for its type is not listed again for its operations.
             if problem.where not in seen:
                 yield problem
         if compile_loss is not None:
@@ -153,7 +153,7 @@ def _problems(model, loss, x, y):
 
 
 def _element_spec(model, x, y):
-    """`(x, y, sample_weight)` of TensorSpecs [None, ...], or None; as `fit` finds it."""
+    """Returns `(x, y, sample_weight)` of TensorSpecs [None, ...], as `fit` does, or None."""
     if isinstance(x, Lots):
         return x.element_spec
     if isinstance(x, tf.data.Dataset):
@@ -170,7 +170,7 @@ def _element_spec(model, x, y):
 
 
 def _built(model, loss, spec):
-    """Builds model and loss; `(CompileLoss or None, spec with labels, y_pred, y)`, symbolic."""
+    """Builds model and loss; returns `(CompileLoss or None, spec with labels, y_pred, y)`."""
     x, y, _ = probe(spec)
     y_pred = compute_output_spec(model, x)
     if loss is None:

@@ -21,7 +21,7 @@ _STEERED = (
 
 
 def check_trainable_state(trainable_state: Mapping[keras.Layer, bool]) -> None:
-    """Refuses layers frozen or unfrozen since compile: sets and optimizer state would not fit.
+    """Refuses layers frozen or unfrozen since compile: the optimizer's state would not fit.
 
     Args:
         trainable_state: {layer: its `trainable` when the model was compiled}.
@@ -39,9 +39,9 @@ def check_callbacks(
     released: Sequence[str] = (),
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> None:
-    """Refuses callbacks that let a raw training statistic steer the training, or that must fail.
+    """Refuses callbacks that steer training by a raw statistic, or that are sure to fail.
 
-    The latter would fail when they first act, with part of the budget spent.
+    The latter would fail when they first act, after part of the budget is spent.
 
     Args:
         callbacks: a list.
@@ -163,7 +163,7 @@ def check_class_labels(
 
     Args:
         loss: a built Keras `CompileLoss`, or None.
-        y: the labels, or None where they are in lots, which are let pass.
+        y: the labels, or None where they are in lots, which are not checked.
         y_pred: the model's output as KerasTensors.
         name: the argument that holds them.
     """

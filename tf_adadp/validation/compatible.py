@@ -1,4 +1,4 @@
-"""`make_compatible`: a copy of a model without the layers that private training refuses."""
+"""Copies a model without the layers that private training refuses (`make_compatible`)."""
 
 import keras
 
@@ -22,8 +22,8 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
         model = dp.DPModel(dp.make_compatible(keras.applications.ResNet50V2(weights=None)))
 
     The copy has variables of its own, the names, `trainable` flags and weights of the given model,
-    and is not compiled. The given model is not changed. No class of this package comes in, so plain
-    Keras saves and loads the copy. Replaced are:
+    and is not compiled. The given model is not changed. It contains no class of this package, so
+    plain Keras saves and loads it. Replaced are:
 
     - BatchNormalization that is not frozen. "group" puts `GroupNormalization` in its place, with
       the same name, axis, epsilon, initializers, regularizers, constraints, gamma and beta. gamma
@@ -36,16 +36,16 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
       too, and the outputs in inference mode are exactly those of the given model. The moving
       statistics have to be public: they are in the copy, and no ε covers them.
     - `SpectralNormalization`, by the layer that it wraps, with the kernel that was normalised last.
-      Outputs in inference mode stay; training does not normalise the kernel any more.
+      Outputs in inference mode are unchanged; training does not normalise the kernel any more.
     - Recurrent layers with stateful=True, by the same layers with stateful=False.
 
     Nested models, shared layers and layers inside of wrappers (TimeDistributed, Bidirectional) are
-    treated alike. What else a `DPModel` refuses stays as it is: `compatibility_changes` lists it
-    beside the changes.
+    treated alike. Other parts that a `DPModel` refuses stay unchanged: `compatibility_changes`
+    lists them beside the changes.
 
     Guarantee: none is added or lost. Copied weights cost what they cost in the given model, so a
     `DPModel` of the copy starts with a copy of the ledger that the given model's weights have in
-    this process; see `DPModel(ledger=...)` for histories that cannot be seen.
+    this process; see `DPModel(ledger=...)` for histories that cannot be found.
 
     Args:
         model: a Sequential or functional `keras.Model`, which may hold other models and layers.
@@ -58,8 +58,8 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
         TypeError: model is no `keras.Model`, or a `DPModel`.
         ValueError: where the model has a preprocessor, as tasks of keras_hub do; where a model or
             layer makes a BatchNormalization in code of its own, which no copy can replace; and
-            where "group" meets a BatchNormalization that is not built, or that normalises single
-            numbers.
+            where "group" would replace a BatchNormalization that is not built, or that normalises
+            single numbers.
 
     Example:
         >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
@@ -109,8 +109,8 @@ def compatibility_changes(model: keras.Model) -> Report:
 
     Returns:
         A `Report` with a `Problem` of severity "change" for each changed layer, and one of another
-        severity for each part that private training still refuses, or runs otherwise. That is seen
-        without tracing: `validate` also follows what the model computes.
+        severity for each part that private training still refuses, or runs otherwise. No model is
+        traced for it; `validate` also follows the model's operations.
 
     Raises:
         ValueError: model is not a result of `make_compatible` in this process.
@@ -131,7 +131,7 @@ def compatibility_changes(model: keras.Model) -> Report:
 
 
 def _by_hand(model):
-    """Returns the error for a model that is code of the user's, not a graph of layers."""
+    """Returns the error for a model whose own code, not a graph, calls its layers."""
     refused = [problem.where for problem in layer_problems(model)]
     named = f"; in its code, change {', '.join(refused)}" if refused else ""
     return (
@@ -143,7 +143,7 @@ def _by_hand(model):
 
 
 def _changes(old, new):
-    """Yields what is other in a copied layer; refuses one that had to be replaced and is not."""
+    """Yields the changes of a copied layer; refuses one that was not replaced but must be."""
     where = f"Layer {new.name!r}"
     if isinstance(old, _L.BatchNormalization) and is_refused(old):
         if isinstance(new, _L.GroupNormalization):
@@ -151,7 +151,7 @@ def _changes(old, new):
                 where,
                 f"was a BatchNormalization and is a GroupNormalization(groups={new.groups}), with "
                 "its gamma and beta",
-                "Train the model: its outputs are other ones, since statistics are those of one "
+                "Train the model: its outputs differ, since the statistics are those of one "
                 "example.",
                 "change",
             )
@@ -167,7 +167,7 @@ def _changes(old, new):
                 where,
                 "is a frozen BatchNormalization (trainable=False): it uses its moving statistics "
                 "in training too",
-                "Nothing is to do if these statistics are public: outputs in inference mode are "
+                "Change nothing if these statistics are public: outputs in inference mode are "
                 "the same.",
                 "change",
             )
@@ -189,6 +189,6 @@ def _changes(old, new):
         yield Problem(
             f"The model {new.name!r}",
             f"was a {type(old).__name__} and is a plain {type(new).__name__} of the same layers",
-            "Use methods of its own on the model that was given.",
+            "Call the methods of its class on the given model.",
             "change",
         )

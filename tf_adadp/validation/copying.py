@@ -18,7 +18,7 @@ Pairs = Iterable[tuple[keras.Layer, keras.Layer]]
 
 
 def is_graph(model: object) -> bool:
-    """Tells whether a model is Sequential or functional, and computes what its layers say."""
+    """Tells whether a model is Sequential or functional, without a `call` of its own."""
     for kind in (keras.Sequential, Functional):
         if isinstance(model, kind):
             return type(model).call is kind.call
@@ -26,7 +26,7 @@ def is_graph(model: object) -> bool:
 
 
 class Copies:
-    """The copies of the layers of one model, by `keras.models.clone_model`.
+    """Holds the copies of the layers of one model, by `keras.models.clone_model`.
 
     Args:
         group: whether BatchNormalization becomes GroupNormalization.
@@ -70,7 +70,7 @@ class Copies:
         return keras.saving.deserialize_keras_object(
             replaced(keras.saving.serialize_keras_object(layer), self._group),
             custom_objects={type(part).__name__: type(part) for part in parts},
-            safe_mode=False,  # what is read was written here
+            safe_mode=False,  # reads its own output alone
         )
 
     @staticmethod
@@ -130,7 +130,7 @@ def _inside(old, new):
         yield from _inside(old.layer, new)
         return
     olds, news = own_layers(old), own_layers(new)
-    if is_graph(old):  # names tell, an order need not
+    if is_graph(old):  # matched by name: the order may differ
         by_name = {layer.name: layer for layer in news}
         news = [by_name[layer.name] for layer in olds]
     if len(olds) != len(news):

@@ -1,4 +1,4 @@
-"""Validation data that a model cannot be evaluated on, found before an epoch is paid for."""
+"""Refuses validation data that cannot be evaluated, before an epoch spends privacy budget."""
 
 import re
 import types
@@ -35,9 +35,9 @@ def check_validation_data(
 ) -> None:
     """Refuses validation data that Keras would stop at after the first epoch.
 
-    Only arrays are looked at by value. Of what gives batches, the form of a batch is: the test
-    step is traced for it, as Keras would, unless training data has the same. Generators and foreign
-    loaders are let pass, since a look at a batch would take it from them.
+    Only arrays are checked by value. For other sources the shapes and types of a batch are checked:
+    the test step is traced for them, as Keras would, unless training data has the same. Generators
+    and other loaders are not checked, since reading a batch would consume it.
 
     Args:
         model: a `DPModel` that is built for training.
@@ -64,7 +64,7 @@ def check_validation_data(
     try:
         adapter = get_data_adapter(x, y, sample_weight)
         dataset = _dataset(adapter, (x, y, sample_weight))
-    except Exception as error:  # whatever a PyDataset of the user's raises
+    except Exception as error:  # the user's PyDataset may raise anything
         fix = _NO_STRINGS if "Invalid dtype" in str(error) else _WANTED
         raise ValueError(f"validation_data={_kinds(data)}: {_said(error)} {fix}") from error
     if dataset is None:
@@ -84,7 +84,7 @@ def check_validation_data(
 def _dataset(adapter, arrays):
     """Returns a `tf.data.Dataset` of the form that Keras evaluates, or None if unknown."""
     if isinstance(adapter, ArrayDataAdapter):
-        # Of one row: Keras copies arrays whole to make a dataset of them.
+        # One row is enough, and Keras copies whole arrays into a dataset.
         first = keras.tree.map_structure(
             lambda part: None if part is None else part[0:1], convert_to_sliceable(arrays)
         )
@@ -100,7 +100,7 @@ def _check_form(model, element_spec, training_spec, adapter):
     if _same_form(spec, training_spec):
         return
     if model.run_eagerly and not all(s.shape[1:].is_fully_defined() for s in _present(spec)):
-        return  # what a trace could not follow may run
+        return  # it may run eagerly though it cannot be traced
     if isinstance(adapter, ArrayDataAdapter):
         element_spec = keras.tree.map_structure(_with_rows, element_spec)
 
@@ -110,7 +110,7 @@ def _check_form(model, element_spec, training_spec, adapter):
     try:
         _check_strings(spec, training_spec)
         tf.function(evaluate, autograph=False).get_concrete_function(element_spec)
-    except Exception as error:  # whatever a layer, loss or metric of the user's raises
+    except Exception as error:  # the user's layers, losses and metrics may raise anything
         fix = "Give it in that form."
         if spec[1] is None and training_spec[1] is not None:
             fix = "Give the labels too, validation_data=(x, y)."
@@ -143,7 +143,7 @@ def _lacks_batch_axis(spec, training_spec):
 
 
 def _check_strings(spec, training_spec):
-    """Refuses a cast of strings, which fails where it runs, and not where it is traced."""
+    """Refuses a cast of strings, which fails when it runs but not when it is traced."""
     for part, known in zip(spec, training_spec, strict=True):
         for one, other in _pairs(part, known):
             kinds = [getattr(leaf, "dtype", None) for leaf in (one, other)]
@@ -152,7 +152,7 @@ def _check_strings(spec, training_spec):
 
 
 def _pairs(spec, training_spec):
-    """Leaf and leaf; none where the structures differ."""
+    """Returns pairs of leaves; none where the structures differ."""
     spec = keras.tree.lists_to_tuples(spec)
     try:
         keras.tree.assert_same_structure(spec, training_spec)
@@ -166,14 +166,14 @@ def _present(spec):
 
 
 def _with_rows(spec):
-    """Tests with as many rows in all arrays, so that a product of unlike ones is found out."""
+    """Gives all arrays the same static number of rows, so that tracing finds unequal shapes."""
     if type(spec) is not tf.TensorSpec:
         return spec
     return tf.TensorSpec((PROBE_BATCH, *spec.shape[1:]), spec.dtype)
 
 
 def _form(spec):
-    """Like `x float32 (None, 4), y int64 (None,)`."""
+    """Describes a batch, as in `x float32 (None, 4), y int64 (None,)`."""
     leaves = zip(leaf_names(spec), keras.tree.flatten(spec), strict=True)
     return ", ".join(
         f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in leaves if hasattr(leaf, "dtype")

@@ -1,6 +1,6 @@
-"""Tells what a model does for a batch that it does not do for its examples one by one.
+"""Reports operations that may give a batch other results than its examples one by one.
 
-The proof that the gradient engine makes says it (`gradients.proof`); nothing is run.
+The findings come from the proof that the gradient engine makes (`gradients.proof`); nothing is run.
 """
 
 import warnings
@@ -23,7 +23,7 @@ _OTHER_AXES = (
     "Work along other axes than the first; to normalise, use GroupNormalization or "
     "LayerNormalization."
 )
-# By words of the reason; the first line that fits is said.
+# Fixes by words of the reason; the first match counts.
 _FIXES = (
     (("no seed generator", "same for every batch"),
      "Use keras.random with a keras.random.SeedGenerator that is an attribute of the layer."),
@@ -52,7 +52,7 @@ _FIXES = (
 def at_one_length(model: keras.Model, spec: Any, y_pred: Any) -> tuple[Any, Any]:
     """Gives axes of unknown size a length, if the model takes it; returns `(spec, y_pred)`.
 
-    The output has the length that the model makes of the inputs'; labels and weights have the
+    The output gets the length that the model computes from the inputs'; labels and weights get the
     output's.
 
     Args:
@@ -87,7 +87,7 @@ def _lengthened(spec, like):
 
 
 def mixing_problems(model: keras.Model, obstacles: Iterable[Obstacle]) -> Iterator[Problem]:
-    """Yields a `Problem` for each obstacle but those where examples are known to stay apart."""
+    """Yields a `Problem` for each obstacle that is not proven to keep examples apart."""
     for obstacle in obstacles:
         if obstacle.apart:
             continue
@@ -120,7 +120,7 @@ def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem
 def warn_of_mixing(
     model: keras.Model, plan: ghost.GradientPlan, loss: CompileLoss | None, spec: Any, y_pred: Any
 ) -> None:
-    """Warns, before training, where a model learns something else than without privacy.
+    """Warns, before training, where a model may train differently than without privacy.
 
     Args:
         model: a built `keras.Model`.

@@ -1,4 +1,4 @@
-"""The layers that take the place of those that private training refuses, as configurations."""
+"""Replaces layers that private training refuses, in their configurations."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import keras
 
 _L = keras.layers
 _MOST_GROUPS = 32  # the default of Wu & He (2018), arXiv:1803.08494
-# Of single positions, as in vectors, a group of one channel is normalised to 0, one of two to ±1.
+# For single positions, as in vectors, a group of one channel becomes 0, and one of two ±1.
 _FEWEST_CHANNELS = 4
 
 
@@ -20,7 +20,7 @@ def is_refused(layer: keras.Layer) -> bool:
 
 
 def groups_of(channels: int) -> int:
-    """Returns the largest divisor of the channels that is a good number of groups."""
+    """Returns the largest divisor of the channels within the limits on groups, or 1."""
     most = min(_MOST_GROUPS, channels // _FEWEST_CHANNELS)
     return next((g for g in range(most, 1, -1) if channels % g == 0), 1)
 
@@ -38,10 +38,10 @@ def group_normalization(layer: keras.layers.BatchNormalization) -> str:
 
 
 def replaced(entry: Any, group: bool) -> Any:
-    """Replaces layers everywhere in what `keras.saving.serialize_keras_object` gave of a layer.
+    """Replaces layers everywhere in the result of `keras.saving.serialize_keras_object`.
 
-    Configurations of how layers were built are left out: a copy is built by being called, as the
-    given layer was, so that its variables get the same paths.
+    Each `build_config` is left out: calling the copy builds it, as for the given layer, so that its
+    variables get the same paths.
 
     Args:
         entry: a serialized layer, or a part of one.

@@ -1,4 +1,4 @@
-"""The report of a validation."""
+"""Lists the problems of a validation as a report."""
 
 import itertools
 import textwrap
@@ -23,12 +23,12 @@ class Report(list):
 
     @property
     def errors(self) -> list[Problem]:
-        """Lists what private training refuses."""
+        """Lists the problems that private training refuses."""
         return [p for p in self if p.severity == "error"]
 
     @property
     def warnings(self) -> list[Problem]:
-        """Lists what private training accepts, and does otherwise than one may expect."""
+        """Lists the problems that private training accepts, but treats in its own way."""
         return [p for p in self if p.severity == "warning"]
 
     @property
@@ -45,7 +45,7 @@ class Report(list):
         """Yields the cells of each row, in the order of the list."""
         places = {}
         for p in self:
-            # Only names of layers are put together.
+            # Only layers share a row.
             alone = None if p.where.startswith("Layer ") else p.where
             places.setdefault((p.severity, alone, p.what, p.fix), []).append(p.where)
         for (severity, _, what, fix), wheres in places.items():

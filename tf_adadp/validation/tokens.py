@@ -1,4 +1,4 @@
-"""Tokens that an Embedding has no row for, found in arrays before training."""
+"""Refuses tokens for which an Embedding has no row, in arrays, before training."""
 
 import keras
 import numpy as np
@@ -9,11 +9,11 @@ from tf_adadp.utils.keras_compat import functional_inputs, inbound_nodes, is_ker
 def check_tokens(model: keras.Model, x: object, name: str = "x") -> None:
     """Refuses arrays with tokens out of range for an `Embedding` that reads them directly.
 
-    In training such a record contributes nothing, see `gradients.indices`; that it is there is an
-    error all the same, and one to hear of before anything is spent.
+    In training such a record contributes nothing, see `gradients.indices`. It is still an error in
+    the data, so it is reported before privacy budget is spent.
 
     Args:
-        model: a `keras.Model`; one that is no graph of layers is let pass.
+        model: a `keras.Model`; one that is no graph of layers is not checked.
         x: its inputs as arrays, in a structure that Keras takes.
         name: the argument that holds them.
     """
@@ -59,5 +59,5 @@ def _looks_up(layer):
     """Tells whether a layer is an `Embedding` whose inputs are indices into its table."""
     return isinstance(layer, keras.layers.Embedding) and is_kerass_own(
         type(layer).call,
-        "layers",  # a `call` of the user's may take anything
+        "layers",  # a user's `call` may take anything
     )

@@ -29,10 +29,10 @@ def check_tuner(
     """Refuses a KerasTuner search by a raw training metric, and notes one that is not charged.
 
     Args:
-        callbacks: those of `fit`, of which KerasTuner's know the tuner.
+        callbacks: those of `fit`; KerasTuner's among them reference the tuner.
         raw_metrics: names of the training metrics, with the loss.
-        ledger: the model's. Where the tuner is no `tuning.ComposedTuner`, it is told that the other
-            trials are not in it.
+        ledger: the model's. Unless the tuner is a `tuning.ComposedTuner`, it gets a note that it
+            does not cover the other trials.
 
     Raises:
         ValueError: the objective is a raw training metric.
@@ -46,7 +46,7 @@ def check_tuner(
     objective = tuner.oracle.objective
     for part in getattr(objective, "objectives", [objective]):
         if part.name in raw_metrics:
-            # KerasTuner ends a search by errors of this class alone; others fail a trial.
+            # Only an error of this class ends a search; others fail one trial.
             raise sys.modules["keras_tuner"].errors.FatalValueError(
                 f"objective={part.name!r} steers the search by a raw training metric, which no ε "
                 f"covers. Take a validation metric, objective='val_{part.name}'."
