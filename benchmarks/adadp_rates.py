@@ -14,6 +14,8 @@ RATES = {
     "f = 1": _changed(lowest=1.0),
     "m = 1": _changed(least=1.0),
     "m ≥ 0.1": _changed(least=0.1),
+    "m ≤ 1": _changed(most=1.0),
+    "no cautious start": _changed(first_steps=1),
     "promise 0.25": _changed(promise=0.25),
     "promise 1": _changed(promise=1.0),
     "f ≥ 0.1": _changed(lowest=0.1),

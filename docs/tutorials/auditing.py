@@ -45,7 +45,9 @@ print(f"{honest.epsilon:.2f} <= epsilon <= {claim:.2f}")
 # If the releases are Gaussian, as they claim to be, the same scores prove more:
 
 # %%
-gaussian = audit.gaussian_epsilon_lower_bound(honest.scores, honest.neighbor_scores, delta=DELTA)
+gaussian = audit.gaussian_epsilon_lower_bound(
+    honest.scores, honest.neighbor_scores, delta=DELTA, confidence=0.999
+)
 print(f"{gaussian.epsilon:.2f} <= epsilon, for Gaussian releases")
 
 # %% [markdown]
@@ -66,7 +68,9 @@ class TooLittleNoise(dp.DPSGD):
 claim, faulty = claimed_and_audited(
     TooLittleNoise(1.0, noise_multiplier=1.05), np.array([9.0, -5.0, 7.0]), draws=20_000
 )
-gaussian = audit.gaussian_epsilon_lower_bound(faulty.scores, faulty.neighbor_scores, delta=DELTA)
+gaussian = audit.gaussian_epsilon_lower_bound(
+    faulty.scores, faulty.neighbor_scores, delta=DELTA, confidence=0.999
+)
 print(f"claimed {claim:.2f}, but epsilon >= {gaussian.epsilon:.2f}")
 
 # %%
