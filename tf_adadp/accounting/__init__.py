@@ -1,22 +1,22 @@
-"""Computes what training with differential privacy costs.
+"""Computes the privacy cost of training: ε and δ before, during and after it.
 
-Needs NumPy, SciPy and dp_accounting, never TensorFlow: budgets can be planned and ledgers checked
-on any machine.
+It needs NumPy, SciPy and dp_accounting, but not TensorFlow, so budgets can be planned and ledgers
+checked on any machine.
 
   * `PoissonSampling`, `TruncatedPoissonSampling`, `FixedSizeSampling`, `ShuffledSampling`,
-    `UserSampling`, `UnknownSampling`: how lots were sampled, and the `dp_accounting` event of one
-    step on such a lot.
+    `UserSampling`, `UnknownSampling`: sampling laws of lots, with the `dp_accounting` event of one
+    step.
   * `epsilon`, `delta`, `calibrate_noise_multiplier`, `calibrate_sampling_probability`,
     `max_steps`, `split_budget`: plan training by Poisson lots.
   * `joint_noise_multiplier`: several Gaussian releases from one lot, as one.
-  * `PrivacyLedger`: the record of what was released; reads ε, saves, loads, merges.
+  * `PrivacyLedger`: the record of all releases; computes ε, saves, loads, merges.
   * `privacy_curve`: δ(ε) of a ledger as a matplotlib figure.
-  * `RenyiFilter`, `selection_event`: budgets for training that decides by the way what it spends.
+  * `RenyiFilter`, `selection_event`: budgets for training whose results decide its noise.
   * `search_event`: a search for hyper-parameters that releases the best of its trials alone.
   * `rdp_theorem1`, `rdp_wang_theorem9`, `rdp_wang_theorem27` and their accountants: the bound of
     the ADADP paper, and those of Wang, Balle and Kasiviswanathan that it comes from.
   * `compare`: all bounds for one run in a table or a figure; `clt_mu`, `clt_epsilon`: the
-    central-limit approximation of Gaussian differential privacy, which is no accountant.
+    central-limit approximation of Gaussian differential privacy, which is not a bound.
 
 Accountants are named "rdp", "pld", "theorem1", "wang_theorem9" and "wang_theorem27".
 `PrivacyWarning` is the category of warnings about figures that are correct but easily misread.

@@ -12,8 +12,8 @@ _LEAST_PROBABILITY = 2.0**-50
 def largest_count(cost: Callable[[int], float], target: float, guess: int = 1) -> int:
     """Returns the largest n ≥ 0 with cost(n) ≤ target, for a non-decreasing cost; at most 2^53.
 
-    The answer was itself evaluated, so it is on the right side of the target. `guess` is where to
-    look first: a good one saves evaluations, a bad one costs some.
+    The answer was itself evaluated, so its cost is at most the target. The search begins at
+    `guess`: a good guess saves evaluations, a bad one costs some.
     """
     low, low_cost = 0, 0.0
     high = min(max(1, guess), MAX_COUNT)
@@ -44,7 +44,7 @@ def smallest_noise_multiplier(
 ) -> float:
     """Returns σ with target·(1 − tolerance) ≤ cost(σ) ≤ target, for a cost falling with σ.
 
-    Where cost jumps over that window, the answer is the least σ found with cost(σ) ≤ target.
+    If the cost jumps over that window, the answer is the least σ found with cost(σ) ≤ target.
 
     Raises:
       ValueError: no σ up to 2^30 meets the target.
@@ -67,8 +67,8 @@ def largest_sampling_probability(
 ) -> float:
     """Returns q with target·(1 − tolerance) ≤ cost(q) ≤ target, for a cost rising with q.
 
-    1 where the cost never exceeds the target. Where cost jumps over the window, the answer is the
-    largest q found with cost(q) ≤ target.
+    Returns 1 if the cost never exceeds the target. If the cost jumps over the window, the answer is
+    the largest q found with cost(q) ≤ target.
 
     Raises:
       ValueError: no q down to 2^-50 meets the target.
@@ -94,11 +94,12 @@ def _last_within(
     first: float,
     tolerance: float,
 ) -> tuple[float, float | None]:
-    """(cost(x), x) with cost(x) in the window [target·(1 − tolerance), target].
+    """Returns (cost(x), x) with cost(x) in the window [target·(1 − tolerance), target].
 
-    x runs from `first`, where cost is least, to `stop`, both positive, and cost rises on the way.
-    The answer was itself evaluated. (cost(first), None) where that is above the target; `stop`
-    where cost stays within; the last x found within where cost jumps over the window.
+    x runs from `first`, where the cost is least, to `stop`, both positive; the cost rises on the
+    way. The answer was itself evaluated. Returns (cost(first), None) if that is above the target,
+    `stop` if the cost stays within it, and the last x found within if the cost jumps over the
+    window.
     """
     least, greatest = min(first, stop), max(first, stop)
 
@@ -150,7 +151,7 @@ def _last_within(
 def _step_to(target: float, x: float, x_cost: float, y: float, y_cost: float) -> float | None:
     """Returns the factor from y a little beyond the target, on the chord of log ε over log x.
 
-    None where there is no such chord, or it says less than it costs to follow it.
+    Returns None if there is no such chord, or if following it saves no evaluation.
     """
     if not (0 < x_cost < math.inf and 0 < y_cost < math.inf) or x_cost == y_cost:
         return None

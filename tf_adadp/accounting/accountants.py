@@ -1,4 +1,4 @@
-"""ε and δ of a composition of events, by one of several accountants.
+"""Computes ε and δ of a composition of events, by one of several accountants.
 
 "rdp" and "pld" are `dp_accounting`'s RdpAccountant and PLDAccountant, "theorem1",
 "wang_theorem9" and "wang_theorem27" are `BoundAccountant`s of this package. Rényi bounds add up
@@ -52,7 +52,7 @@ def check_accountant(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-    """Counts of events on one data set under one neighbouring relation.
+    """Holds counts of events on one data set under one neighbouring relation.
 
     Attributes:
       charges: pairs (canonical event, see `event_key`; how often it happened, ≥ 1), distinct.
@@ -129,8 +129,8 @@ class Composition:
     def costs_at_most(self, other: "Composition") -> bool:
         """Tells whether the "rdp" bound is at most that of the other composition, at every order.
 
-        All that the accountant derives from a bound rises with it, so the other may then be charged
-        in place of this one, also inside of an event that repeats it.
+        Everything that the accountant derives from a bound increases with it. So the other one may
+        then be charged instead of this one, also inside an event that repeats it.
 
         Raises:
           ValueError: an event that the Rényi accountant cannot analyse.
@@ -155,7 +155,7 @@ class Composition:
 
 @functools.lru_cache(maxsize=1024)
 def is_non_private_key(key: str) -> bool:
-    """`is_non_private` of an event in canonical form."""
+    """Applies `is_non_private` to an event in canonical form."""
     return is_non_private(event_from_key(key))
 
 
@@ -178,7 +178,7 @@ def _without_excluded_order_warnings():
 def _event_rdp(
     key: str, relation: dp_accounting.NeighboringRelation, accountant: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Orders and Rényi bound of one event; computing it takes about 20 ms."""
+    """Returns the orders and the Rényi bound of one event, in about 20 ms."""
     event = event_from_key(key)
     renyi_accountant = _RENYI[accountant][0](neighboring_relation=relation)
     orders = renyi_accountant.orders
@@ -250,7 +250,7 @@ def _compose(accountant, event: dp_accounting.DpEvent, count: int, name: str):
 
 
 def _cannot_analyse(accountant: str, event: dp_accounting.DpEvent, relation, why: str):
-    """Returns the error, which names the accountants that can."""
+    """Returns the error; it names accountants that can analyse the event."""
     kinds = {name: kind for name, (kind, *_) in _RENYI.items()}
     if relation is not _Relation.REPLACE_ONE:  # there it knows Gaussians, which the others do too
         kinds["pld"] = pld.PLDAccountant

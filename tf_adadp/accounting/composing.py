@@ -1,4 +1,4 @@
-"""Composes ledger entries into one event, or says why they cannot be composed."""
+"""Composes ledger entries into one composition, or raises an error with the reason."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def compose(
 
 
 def check_one_statement(entries: Sequence[LedgerEntry]) -> None:
-    """Raises ValueError where no one statement covers all entries."""
+    """Raises ValueError if no single privacy statement covers all entries."""
     units = {entry.unit for entry in entries}
     if len(units) > 1:
         raise ValueError(
@@ -89,7 +89,7 @@ def is_within(budget: LedgerBudget, history: History) -> bool:
 
 
 def cautions(entries: Sequence[LedgerEntry], delta: float | None) -> dict[str | float, str]:
-    """Returns what a reader of ε at δ should know, each under a key to say it once."""
+    """Returns warnings for a reader of ε at δ, each under a key so that it is given once."""
     found: dict[str | float, str] = {}
     for law in (entry.law for entry in entries if entry.law is not None):
         if law.declared:

@@ -1,6 +1,4 @@
-"""Draws what was spent and what it bought: δ(ε), and metrics over ε. Needs matplotlib, which is
-imported only when a picture is drawn.
-"""
+"""Draws δ(ε), and metrics against ε. Needs matplotlib, which is imported only for drawing."""
 
 import math
 from collections.abc import Sequence
@@ -64,19 +62,19 @@ def privacy_curve(ledger: PrivacyLedger, delta: float, accountant: str = "rdp") 
 def metrics_over_epsilon(
     points: Sequence[tuple[float, dict]], delta: float, accountant: str = "rdp"
 ) -> "Figure | None":
-    """Draws every metric over the ε that was spent when it was measured, a panel for each.
+    """Draws every metric against the ε spent when it was measured, in one panel each.
 
-    Lines are metrics released with noise (`released_*`), which ε covers, and validation metrics
-    (`val_*`), which are about other records that no ε here covers. Raw training metrics are left
-    out, and so are losses beside other metrics, and values that are no single number. A released
-    metric is its mean over an epoch, at the ε of the end.
+    Lines show metrics released with noise (`released_*`), which ε covers, and validation metrics
+    (`val_*`) of other records, which ε does not cover. Raw training metrics are left out, and so
+    are losses if there are other metrics, and values that are not a single number. A released
+    metric is its mean over an epoch, drawn at the ε of the epoch's end.
 
     Args:
       points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
       delta, accountant: what ε was computed with, for the label.
 
     Returns:
-      A `matplotlib.figure.Figure`, or None where the logs have none of these metrics.
+      A `matplotlib.figure.Figure`, or None if the logs have none of these metrics.
 
     Raises:
       ImportError: matplotlib is not installed.

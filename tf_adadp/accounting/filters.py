@@ -1,4 +1,4 @@
-"""A privacy filter: a budget for mechanisms whose noise is chosen as training goes."""
+"""Implements a privacy filter: a budget for mechanisms whose noise depends on earlier results."""
 
 import dataclasses
 import math
@@ -19,19 +19,19 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class RenyiFilter:
-    """Lets releases pass while their Rényi bounds at ONE order add up to at most a budget.
+    """Allows releases while their Rényi bounds at ONE order add up to at most a budget.
 
         Σ_t rdp_t(α) ≤ B,    B = ε − log(1 − 1/α) + (log δ + log α)/(α − 1)
 
-    Guarantee: if `has_room` is asked before every release, and none is made where it says False,
-    then all releases together are (ε, δ)-differentially private under `neighboring_relation`,
-    although each may be chosen, noise and sampling included, by the outcomes of those before it,
-    and so may the number of them (Feldman and Zrnic 2021, "Individual Privacy Accounting via a
+    Guarantee: if `has_room` is called before every release, and no release is made after False,
+    then all releases together are (ε, δ)-differentially private under `neighboring_relation`. The
+    outcomes of earlier releases may decide the noise and sampling of the next one, and the number
+    of releases (Feldman and Zrnic 2021, "Individual Privacy Accounting via a
     Rényi Filter", Theorem 3.1; conversion of Canonne, Kamath and Steinke 2020, Proposition 12).
 
-    α and B have to be chosen before the first release. A filter that took, at the end, the best of
-    several orders would be another one, without this proof. For the same reason an ε that a ledger
-    reads off such a run, at its own best order, is no guarantee for it: (ε, δ) is.
+    Choose α and B before the first release. The proof does not hold for a filter that takes the
+    best of several orders at the end. For the same reason only (ε, δ) is a guarantee for such a
+    run, and not the ε that a ledger computes for it at its own best order.
 
     Args:
       order: α > 1, one of the orders of dp_accounting's RdpAccountant.
@@ -69,7 +69,7 @@ class RenyiFilter:
 
     @property
     def budget(self) -> float:
-        """B, what Rényi divergences of this order may add up to."""
+        """Returns B, the bound on the sum of Rényi divergences of this order."""
         order = self.order
         converted = (math.log(self.delta) + math.log(order)) / (order - 1)
         return (self.epsilon - math.log1p(-1 / order) + converted) * (1 - _ROUNDING)
@@ -83,7 +83,7 @@ class RenyiFilter:
         return self._at_order(*_rdp(event, self.neighboring_relation))
 
     def cost_of(self, releases: Composition) -> float:
-        """Returns what a composition takes of the budget, Σ rdp(α) of its events; 0 for nothing.
+        """Returns the budget that a composition uses, Σ rdp(α) of its events; 0 for nothing.
 
         Raises:
           ValueError: an event that the Rényi accountant cannot analyse.
@@ -96,7 +96,7 @@ class RenyiFilter:
         return float(bound[list(orders).index(self.order)])
 
     def epsilon_of(self, releases: Composition) -> float:
-        """Returns ε at δ of a composition by this order alone; above `epsilon` it does not fit."""
+        """Returns ε at δ of a composition by this order; above `epsilon` it exceeds the budget."""
         return releases.epsilon_at_order(self.order, self.delta)
 
     def remaining(self, spent: Composition, event: dp_accounting.DpEvent) -> int:
@@ -120,8 +120,8 @@ class RenyiFilter:
     ) -> "RenyiFilter":
         """Returns the filter whose order lets the most releases of one event pass after `spent`.
 
-        For releases of this event alone it stops where the best order of all would stop: at that
-        number of releases, this is the best order.
+        If only releases of this event follow, it stops at the same number of releases as the best
+        order of all, because it is the best order for that number.
 
         Raises:
           ValueError: epsilon or delta is out of range; no order has a budget.
@@ -151,7 +151,7 @@ class RenyiFilter:
         delta: float,
         neighboring_relation: dp_accounting.NeighboringRelation,
     ) -> tuple[float, "RenyiFilter"]:
-        """Finds the least noise with which a planned run fits, and the filter that suits it.
+        """Finds the least noise with which a planned run fits the budget, and its filter.
 
         Args:
           charges_at: noise multiplier ↦ pairs (event, how often) of the planned run; its ε falls
@@ -198,12 +198,12 @@ class RenyiFilter:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerBudget:
-    """A budget as a ledger keeps it.
+    """Holds a budget in a ledger.
 
     Attributes:
       filter: the `RenyiFilter`, fixed when the budget began.
-      outside: how many releases the filter does not speak for: made before it was fixed, beside
-        it, or where it had no room. 0 makes the budget a guarantee.
+      outside: the number of releases that the filter does not cover: made before it was fixed,
+        under another budget, or although it had no room. If 0, the budget is a guarantee.
 
     Example:
         >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
@@ -221,7 +221,7 @@ class LedgerBudget:
         object.__setattr__(self, "outside", check_integer("outside", self.outside, at_least=0))
 
     def plus(self, outside: int) -> "LedgerBudget":
-        """Returns this budget with more releases outside of it."""
+        """Returns this budget with more releases that it does not cover."""
         return dataclasses.replace(self, outside=self.outside + outside)
 
     def to_config(self) -> dict[str, Any]:

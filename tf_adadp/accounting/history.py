@@ -1,4 +1,4 @@
-"""The record that a privacy ledger keeps: one object, shared by all ledgers that were united."""
+"""Holds the record of a privacy ledger: one object, shared by all ledgers that were united."""
 
 import dataclasses
 import threading
@@ -13,22 +13,22 @@ from tf_adadp.utils.checks import check_text
 
 
 class History:
-    """Holds what was released, and which entry the next release may count up.
+    """Holds the releases, and the entry whose count the next release may increase.
 
     A ledger reads and writes it through its handle; `lock` guards it. After `united_into` is set
-    this history is closed: the other one holds everything that it held.
+    this history is closed: the other one holds all of its content.
 
     Attributes:
       entries: the entries by id, in the order they were begun.
       budgets: the budgets that releases were held to, the running one last.
-      readings: why ε is an odometer reading, as far as it was said.
-      not_covered: what changed the weights and is in no entry.
-      unknown: why releases may be missing.
-      plan: what the user declared to have been fixed beforehand, or None.
-      dataset: the data set's name, for releases from now on; None for none.
-      warned: what was warned of already: "declared", or a δ.
-      open_id: the id of the entry that may still be counted up; None if there is none.
-      next_id: the id of the entry that is begun next.
+      readings: the recorded reasons why ε is an odometer reading.
+      not_covered: changes of the weights that are in no entry.
+      unknown: reasons why releases may be missing.
+      plan: the plan that the user declared, or None.
+      dataset: the data set's name, for releases from now on; None for no name.
+      warned: keys of the warnings that were given: "declared", or a δ.
+      open_id: the id of the entry whose count may still increase; None if there is none.
+      next_id: the id of the next new entry.
     """
 
     def __init__(self):
@@ -47,7 +47,7 @@ class History:
         self._process = _process.token()
 
     def append(self, entry: LedgerEntry) -> None:
-        """Adds an entry of id `next_id`, or counts up the last one where it is the same release."""
+        """Adds an entry of id `next_id`, or increases the last entry's count if it is the same."""
         last = self.entries.get(self.open_id)
         if last is not None and last.repeats(entry):
             entry = dataclasses.replace(last, count=last.count + entry.count)
@@ -58,17 +58,17 @@ class History:
         self.open_id = entry.id
 
     def begin_new_entries(self) -> None:
-        """Makes the next release begin an entry of its own, with a new random id."""
+        """Makes the next release begin a new entry, with a new random id."""
         self.open_id, self.next_id = None, uuid.uuid4().hex
 
     def leave_parent(self) -> None:
-        """Begins new entries in a child of `os.fork`, or both would count up the same one."""
+        """Begins new entries in a child of `os.fork`, so that parent and child do not share one."""
         if self._process is not _process.token():
             self._process = _process.token()
             self.begin_new_entries()
 
     def snapshot(self) -> "History":
-        """Returns a copy of the content, which no other object changes."""
+        """Returns an independent copy of the content."""
         with self.lock:
             copy = History()
             copy.entries, copy.budgets = dict(self.entries), list(self.budgets)
@@ -114,7 +114,7 @@ class History:
 
 
 def add_reasons(reasons: list[str], new: tuple[str, ...] | list[str]) -> None:
-    """Appends reasons that are not there yet; ValueError for one that is no non-empty string."""
+    """Appends new reasons; raises ValueError for a reason that is not a non-empty string."""
     for reason in new:
         check_text("reason", reason)
         if reason not in reasons:

@@ -1,4 +1,4 @@
-"""Several Gaussian releases from the same records, as one."""
+"""Combines several Gaussian releases from the same records into one."""
 
 import math
 
@@ -9,9 +9,9 @@ def joint_noise_multiplier(*noise_multipliers: float) -> float:
     """Returns (Σ σ_i⁻²)^(−1/2), the noise multiplier of all the releases together.
 
     Sums of noise multipliers σ_i, each divided by the standard deviation of its noise, are one
-    vector with noise N(0, I), which a record moves by at most (Σ σ_i⁻²)^(1/2): one Gaussian
-    mechanism, also where an earlier sum decides what the next one is (Dong, Roth and Su, "Gaussian
-    Differential Privacy", arXiv:1905.02383, Corollary 3.3). From the same LOT they share its
+    vector with noise N(0, I) and a sensitivity of at most (Σ σ_i⁻²)^(1/2). So they are one Gaussian
+    mechanism, even if an earlier release decides the next sum (Dong, Roth and Su, "Gaussian
+    Differential Privacy", arXiv:1905.02383, Corollary 3.3). Releases from the same LOT share its
     sampling: two releases from a Poisson lot are one PoissonSampled(q, Gaussian(σ)) of this σ, and
     not the composition of two.
 

@@ -1,4 +1,4 @@
-"""Keeps the privacy ledger: releases, their sampling, and the ε that they add up to."""
+"""Keeps the privacy ledger: releases, their sampling, and their ε together."""
 
 import contextlib
 import os
@@ -33,16 +33,16 @@ class PrivacyLedger(Outlook):
 
     Guarantee: with every release recorded BEFORE it is made, `epsilon(delta)` is an upper bound on
     the privacy loss of all of them together, for one unit (a record; a user under `UserSampling`)
-    under the neighbouring relation of their sampling laws. Entries are never removed or lowered:
-    not by saving and loading, not by merging. What cannot be analysed is refused, never left out.
+    under the neighbouring relation of their sampling laws. Saving, loading and merging never remove
+    or lower entries. A release that cannot be analysed raises an error.
 
     Equal consecutive releases share one entry. Each entry has a random id, and a ledger that was
     loaded, merged or copied starts new entries. So `merge` can unite two continuations of one
     checkpoint without losing or double-counting a release.
 
-    A figure is a guarantee for what was fixed before the first release. What this ledger knows to
-    have been decided on the way is in `odometer_reasons`; a budget that holds all the same is in
-    `budgets`. Adding is thread-safe.
+    ε is a guarantee if the plan was fixed before the first release. `odometer_reasons` lists known
+    decisions during training; `budgets` lists budgets that hold in spite of them. Adding is
+    thread-safe.
 
     Args:
       dataset: a public name for the data set, written into every release from now on; `merge`
@@ -64,7 +64,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def _history(self) -> History:
-        """Returns the history that this ledger shares with all that it was united with."""
+        """Returns the history that this ledger shares with the ledgers it was united with."""
         while self._own.united_into is not None:
             self._own = self._own.united_into
         return self._own
@@ -122,7 +122,7 @@ class PrivacyLedger(Outlook):
                 history.dataset,
             )
             history.append(entry)
-            # Of replaced budgets too: what they said held for what was released until then.
+            # Also of replaced budgets, whose guarantee covers only the releases made under them.
             history.budgets = [
                 b if is_within(b, history) else b.plus(count) for b in history.budgets
             ]
@@ -130,9 +130,9 @@ class PrivacyLedger(Outlook):
     def announced(self) -> "PrivacyLedger":
         """Returns a copy for releases that this ledger is about to record.
 
-        Unlike any other copy it goes on in the same entries. So if releases were announced, and the
-        announcement outlived the process, a checkpoint that counts some of them merges with it
-        without counting them twice. Only releases that this ledger adds next may be added to it.
+        Unlike any other copy it continues the same entries. If an announcement outlives its
+        process, a checkpoint that holds some of the announced releases merges with it without
+        counting them twice. Add only the releases to it that this ledger adds next.
         """
         with self._writing() as history:
             history.leave_parent()
@@ -141,14 +141,14 @@ class PrivacyLedger(Outlook):
             return copy
 
     def begin_budget(self, budget: RenyiFilter) -> None:
-        """Records that releases are held to a budget from now on, and replaces an earlier one.
+        """Begins a budget for the following releases, and replaces an earlier one.
 
-        Asking before each release whether there is room (`remaining`, `RenyiFilter.has_room`) is
-        the caller's part. The ledger counts what a budget does not speak for: releases before it
-        began, and those that it had no room for. Nothing happens where the same budget runs.
+        Check before each release that the budget has room (`remaining`, `RenyiFilter.has_room`).
+        The ledger counts releases that the budget does not cover: those before it began, and those
+        that exceeded it. If the same budget runs already, nothing changes.
 
         Raises:
-          ValueError: budget is no `RenyiFilter`.
+          ValueError: budget is not a `RenyiFilter`.
         """
         with self._writing() as history:
             if history.budgets and history.budgets[-1].filter == budget:
@@ -157,9 +157,9 @@ class PrivacyLedger(Outlook):
             history.budgets = [b for b in history.budgets if b.filter != budget] + [begun]
 
     def mark_odometer(self, reason: str) -> None:
-        """Records that results decided where releases ended or what they were.
+        """Records that results decided the number of releases or their settings.
 
-        ε is then an odometer reading: what was spent, and no (ε, δ) that was promised beforehand.
+        ε is then an odometer reading: it measures what was spent, but it is not a guarantee.
 
         Raises:
           ValueError: reason is not a non-empty string.
@@ -168,10 +168,10 @@ class PrivacyLedger(Outlook):
             add_reasons(history.readings, (reason,))
 
     def declare_plan(self, plan: str) -> None:
-        """Records your word that noise, sampling and numbers of steps were fixed beforehand.
+        """Records your declaration that noise, sampling and steps were planned in advance.
 
-        Without it a change of noise or sampling makes ε an odometer reading. It takes back nothing
-        that was recorded by `mark_odometer`; every statement quotes it as your declaration.
+        Without it a change of noise or sampling makes ε an odometer reading. Reasons recorded by
+        `mark_odometer` stay. Every statement quotes the plan as your declaration.
 
         Args:
           plan: what was fixed, e.g. "noise multiplier 4 for 500 steps, then 2 for 100".
@@ -184,7 +184,7 @@ class PrivacyLedger(Outlook):
             history.plan = plan
 
     def mark_unknown(self, reason: str) -> None:
-        """Records that history was lost: from now on no ε or δ is reported. There is no undo.
+        """Records that history was lost: from now on no ε or δ is reported. This is final.
 
         Raises:
           ValueError: reason is not a non-empty string.
@@ -193,9 +193,9 @@ class PrivacyLedger(Outlook):
             add_reasons(history.unknown, (reason,))
 
     def mark_not_covered(self, reason: str) -> None:
-        """Records that the weights were changed by something that no entry describes.
+        """Records a change of the weights that no entry describes.
 
-        ε stays what the recorded releases cost; every statement says what it does not cover.
+        ε still covers the recorded releases; every statement names the change.
 
         Raises:
           ValueError: reason is not a non-empty string.
@@ -213,13 +213,13 @@ class PrivacyLedger(Outlook):
 
         Args:
           other: the ledger to take over; it stays as it is.
-          same_data: True if ledgers of different names, or with no number of records in common,
-            are to be added up all the same: a part of the same records, a table that grew. That
-            never lowers ε.
+          same_data: True to add up ledgers of different names, or with no number of records in
+            common, for example for a part of the same records or a table that grew. This never
+            lowers ε.
 
         Raises:
-          ValueError: the ledgers are about different data sets; or the same id stands for
-            different releases. Nothing is changed then.
+          ValueError: the ledgers are about different data sets, or one id stands for different
+            releases. Then nothing is changed.
         """
         check_instance("other", other, PrivacyLedger, "a PrivacyLedger", wrong_type=ValueError)
         theirs = other._history.snapshot()
@@ -229,10 +229,10 @@ class PrivacyLedger(Outlook):
             merging.merge(history, theirs)
 
     def unite(self, other: "PrivacyLedger") -> None:
-        """Makes this ledger and the other one: both objects are the union from now on.
+        """Unites two ledgers: from now on both objects are the union.
 
-        For two ledgers that turn out to be about the same weights, whoever holds either of them, or
-        a ledger that was united with either before.
+        Use it for two ledgers that turn out to be about the same weights. Ledgers that were united
+        with either of them before are united too.
         """
         with _UNITING:  # which alone holds the locks of two histories
             if self.is_one_with(other):
@@ -251,20 +251,20 @@ class PrivacyLedger(Outlook):
         sizes: Iterable[tuple[str, int]],
         whose: str = "the run",
     ) -> None:
-        """Refuses data that are not those of this ledger, as far as names and sizes tell.
+        """Raises an error for data that names or sizes show not to be those of this ledger.
 
         Args:
-          names: data set names; empty where none was given.
-          sizes: pairs (unit, how many there are), e.g. ("record", 60000); empty where unknown.
-          whose: what they belong to, for the message.
+          names: data set names; empty if none was given.
+          sizes: pairs (unit, number of units), e.g. ("record", 60000); empty if unknown.
+          whose: the owner of these names and sizes, for the message.
 
         Raises:
-          ValueError: names, or numbers of the same unit, on both sides, and none in common.
+          ValueError: both sides have names, or numbers of the same unit, and none in common.
         """
         merging.check_same_data(self._history.snapshot(), names, sizes, whose)
 
     def covers(self, other: "PrivacyLedger") -> bool:
-        """Tells whether this ledger says all that the other does: releases, gaps, endings."""
+        """Tells whether this ledger contains the other one: releases, gaps, endings."""
         return merging.covers(self._history.snapshot(), other._history.snapshot())
 
     # Reading
@@ -283,12 +283,12 @@ class PrivacyLedger(Outlook):
 
     @property
     def unknown_reasons(self) -> tuple[str, ...]:
-        """Why history is incomplete; empty if it is complete."""
+        """Returns the reasons why history is incomplete; empty if it is complete."""
         return tuple(self._history.unknown)
 
     @property
     def not_covered_reasons(self) -> tuple[str, ...]:
-        """Lists what changed the weights and is in no entry; empty where nothing is known to."""
+        """Returns the known changes of the weights that are in no entry."""
         return tuple(self._history.not_covered)
 
     @property
@@ -314,10 +314,10 @@ class PrivacyLedger(Outlook):
 
     @property
     def odometer_reasons(self) -> tuple[str, ...]:
-        """Why ε is an odometer reading; empty where nothing is known that makes it one.
+        """Returns the known reasons why ε is an odometer reading; empty for a guarantee.
 
-        The ledger knows what it was told (`mark_odometer`, `adaptive`) and sees where noise or
-        sampling changed. It cannot see why someone trained on, stopped, or began anew.
+        They come from `mark_odometer` and `adaptive`, and from changes of noise or sampling. The
+        ledger cannot know why you continued training, stopped, or began again.
         """
         return odometer_reasons(self._history.snapshot())
 
@@ -363,9 +363,9 @@ class PrivacyLedger(Outlook):
     def statement(self, delta: float, accountant: str = "rdp") -> str:
         """Returns a plain-text privacy statement for people, several lines.
 
-        It names unit, neighbouring relation, sampling, accountant, ε, δ, whether ε is a guarantee
-        or an odometer reading, budgets, the number of releases and what is not covered. Where no ε
-        can be reported it says so, and why.
+        It names the unit, the neighbouring relation, the sampling, the accountant, ε and δ, budgets
+        and the number of releases. It states whether ε is a guarantee or an odometer reading, and
+        what ε does not cover. If no ε can be reported, it gives the reason.
 
         Raises:
           ValueError: δ out of range or unknown accountant.
@@ -379,7 +379,7 @@ class PrivacyLedger(Outlook):
         return privacy_statement(self, epsilon, delta, accountant, refusal)
 
     def _analyse(self, entries: tuple[LedgerEntry, ...], delta: float | None = None) -> Composition:
-        """Returns the composition; warns, once each, of what a reader should know about it."""
+        """Returns the composition; gives each warning about it once."""
         history = self._history
         composition = compose(entries, history.unknown)
         for key, message in cautions(entries, delta).items():
@@ -399,23 +399,23 @@ class PrivacyLedger(Outlook):
         """Builds a ledger from `to_json`'s text. New releases go into new entries.
 
         Raises:
-          ValueError: the text is truncated, edited, of a newer version, or no ledger at all.
+          ValueError: the text is truncated, edited, of a newer version, or not a ledger.
         """
         ledger = cls()
         ledger._own = History.from_config(parse_document(text))
         return ledger
 
     def save(self, path: str | os.PathLike, *, replace: bool = False) -> None:
-        """Writes the ledger to `path`, at once and durably: readers see the old file or the new.
+        """Writes the ledger to `path`, atomically and durably.
 
         Args:
-          path: the file. One that is there is replaced if all its releases are in this ledger.
-          replace: True to replace it whatever it holds.
+          path: the file. An existing file is replaced if all its releases are in this ledger.
+          replace: True to replace any existing file.
 
         Raises:
-          ValueError: the file records what this ledger does not, or is no usable ledger; nothing
-            is overwritten. `merge` the loaded file first to continue its history.
-          BlockingIOError: a running training writes the file.
+          ValueError: the file records releases that this ledger lacks, or is not a usable ledger;
+            it is not overwritten. `merge` the loaded file first to continue its history.
+          BlockingIOError: a running training writes to the file.
           OSError: the file cannot be written.
         """
         with lock_if_possible(path):
@@ -432,8 +432,8 @@ class PrivacyLedger(Outlook):
         """Reads a ledger written by `save`. New releases go into new entries.
 
         Raises:
-          ValueError: the file is truncated, edited, of a newer version, or no ledger; the message
-            names the file and the reason.
+          ValueError: the file is truncated, edited, of a newer version, or not a ledger; the
+            message names the file and the reason.
           OSError: the file cannot be read.
         """
         try:
@@ -442,7 +442,7 @@ class PrivacyLedger(Outlook):
             raise ValueError(f"{os.fspath(path)} is no usable privacy ledger: {error}") from error
 
     def __reduce__(self):
-        # Copies and pickles too must begin new entries, or both would count up the same one.
+        # Copies and pickles must begin new entries too, so that two ledgers never share one.
         return PrivacyLedger.from_json, (self.to_json(),)
 
     def __repr__(self):

@@ -1,4 +1,4 @@
-"""The union of two histories of releases, and whether one holds all of another."""
+"""Merges two histories of releases, and tests whether one contains the other."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def merge(mine: History, theirs: History) -> None:
       theirs: the other one. It must not change meanwhile.
 
     Raises:
-      ValueError: the same id stands for different releases. Nothing is changed then.
+      ValueError: the same id stands for different releases. Then nothing is changed.
     """
     merged = dict(mine.entries)
     for entry in theirs.entries.values():
@@ -30,9 +30,9 @@ def merge(mine: History, theirs: History) -> None:
     if mine.plan is None and not mine.entries:
         mine.plan = theirs.plan
     elif theirs.plan != mine.plan and _surplus(theirs.entries, mine.entries):
-        mine.plan = None  # it was about other releases
+        mine.plan = None  # it described other releases
     mine.entries = merged
-    mine.begin_new_entries()  # ids that this one announced may have come in
+    mine.begin_new_entries()  # ids that this one announced may be among the new ones
     mine.budgets = budgets
     mine.dataset = mine.dataset or theirs.dataset
     add_reasons(mine.unknown, theirs.unknown)
@@ -41,7 +41,7 @@ def merge(mine: History, theirs: History) -> None:
 
 
 def covers(mine: History, theirs: History) -> bool:
-    """Tells whether one history says all that the other does: releases, gaps, how they ended."""
+    """Tells whether one history contains the other: releases, gaps, endings."""
     outside = {budget.filter: budget.outside for budget in mine.budgets}
     return (
         not _surplus(theirs.entries, mine.entries)
@@ -64,7 +64,7 @@ def data_of(history: History) -> tuple[set[str], set[tuple[str, int]]]:
 def check_same_data(
     history: History, names: Iterable[str], sizes: Iterable[tuple[str, int]], whose: str
 ) -> None:
-    """Refuses data that are not those of a history, see `PrivacyLedger.check_data`."""
+    """Raises an error for data of another data set, see `PrivacyLedger.check_data`."""
     my_names, my_sizes = data_of(history)
     sizes = set(sizes)
     sides = [("data set", my_names, set(names))]

@@ -11,8 +11,8 @@ Gaussian noise, for data sets that differ by adding or removing one record. Argu
   accountant: "rdp" (Rényi; Mironov, Talwar and Zhang 2019, with the conversion of Canonne, Kamath
     and Steinke 2020, Proposition 12), "pld" (privacy loss distributions: the tightest and the
     slowest), "theorem1" (the ADADP paper's bound and conversion: the loosest), or one of the
-    bounds it comes from, "wang_theorem9" and "wang_theorem27". All are sound; but what "rdp" says
-    of σ* beyond 1e5 is the rounding of its sums.
+    bounds it comes from, "wang_theorem9" and "wang_theorem27". All are sound, but for σ* above 1e5
+    the result of "rdp" is dominated by rounding.
 
 Every function raises ValueError for an argument out of range or an unknown accountant.
 """
@@ -88,9 +88,9 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Returns the least noise multiplier σ* for which `steps` releases cost at most target_epsilon.
 
-    The result is on the sound side: 0.999 · target_epsilon ≤ epsilon(result) ≤ target_epsilon,
-    except where the accountant's ε jumps over that window (ε falls to 0 at once near 0), or where
-    the target is so large that σ* = 2^-10, the least tried, still meets it.
+    The result is conservative: 0.999 · target_epsilon ≤ epsilon(result) ≤ target_epsilon, unless
+    the accountant's ε jumps over that window (near 0, ε drops to 0), or the target is so large
+    that σ* = 2^-10, the smallest value tried, still meets it.
 
     Args:
       target_epsilon: ε > 0 to aim for.
@@ -132,9 +132,9 @@ def calibrate_sampling_probability(
 ) -> float:
     """Returns the largest sampling probability q for which `steps` releases cost ≤ target_epsilon.
 
-    On the sound side: 0.999 · target_epsilon ≤ epsilon(result) ≤ target_epsilon, except where
-    full lots (q = 1) meet the target, or where the accountant's ε jumps over that window. The lot
-    size is floor(q·N), which costs no more.
+    The result is conservative: 0.999 · target_epsilon ≤ epsilon(result) ≤ target_epsilon, unless
+    full lots (q = 1) meet the target, or the accountant's ε jumps over that window. Use a lot size
+    of floor(q·N), whose ε is not larger.
 
     Args:
       target_epsilon: ε > 0 to aim for.
@@ -158,8 +158,8 @@ def calibrate_sampling_probability(
     steps = check_integer("steps", steps, at_least=1)
 
     cost = _cost(lambda q: _releases(sigma, q, steps), delta, accountant)
-    # A full lot is a plain Gaussian, which bounds that are loose below q = 1 know exactly. For
-    # the others ε rises up to q = 1; the PLD accountant would only be slow there.
+    # A full lot is a plain Gaussian, for which even the loose bounds are exact. For the other
+    # accountants ε rises up to q = 1; the PLD accountant would only be slow there.
     if accountant not in ("rdp", "pld") and cost(1.0) <= target_epsilon:
         return 1.0
     return _search.largest_sampling_probability(
@@ -202,15 +202,15 @@ def split_budget(
         DPPCA(60, noise_multiplier=split.release_noise_multiplier)
         ADADP(noise_multiplier=split.noise_multiplier)
 
-    The release is not amplified by sampling, as DPPCA's. Both together cost at most
-    target_epsilon at δ, and at least 0.999 of it: they are composed by the accountant, so training
-    gets more than what is left of ε after subtraction.
+    The release, such as that of DPPCA, is not amplified by sampling. Both together cost at most
+    target_epsilon at δ, and at least 0.999 of it. The accountant composes them, so training gets
+    more than target_epsilon minus the ε of the release.
 
     Args:
       target_epsilon, delta, sampling_probability, steps, accountant: as
         `calibrate_noise_multiplier`.
-      share: what the release may cost on its own, as a fraction of target_epsilon in (0, 1). Give
-        this or release_noise_multiplier.
+      share: the ε of the release alone, as a fraction of target_epsilon in (0, 1). Give this or
+        release_noise_multiplier.
       release_noise_multiplier: σ > 0 of the release, noise over its sensitivity under
         add-or-remove-one.
 
@@ -260,7 +260,7 @@ def least_noise_multiplier(
 ) -> float:
     """Returns the least σ for which `spent` and `steps` times step(σ) cost ≤ target_epsilon.
 
-    To 1e-3 of the target, on the sound side, as `calibrate_noise_multiplier` says.
+    The result is within 1e-3 of the target and conservative, as in `calibrate_noise_multiplier`.
 
     Raises:
       ValueError: `spent` alone is above the target, or no noise is enough.
@@ -269,7 +269,7 @@ def least_noise_multiplier(
     before = spent.epsilon(delta, accountant)
     if before >= target_epsilon:
         raise ValueError(
-            f"target_epsilon={target_epsilon} is spent: what was released before costs "
+            f"target_epsilon={target_epsilon} is spent: the releases so far cost "
             f"epsilon={before:.6g} at delta={delta:g}."
         )
 
@@ -294,7 +294,7 @@ def least_noise_multiplier(
 def _cost(
     composition: Callable[[float], Composition], delta: float, accountant: str
 ) -> Callable[[float], float]:
-    """x ↦ ε of composition(x); ∞ where "pld" would refuse its grid, far above any target."""
+    """Returns x ↦ ε of composition(x); ∞ if the grid of "pld" would be too large."""
 
     def cost(x: float) -> float:
         releases = composition(x)
@@ -314,8 +314,8 @@ def max_steps(
 ) -> int:
     """Returns the largest number of releases that cost at most target_epsilon, possibly 0.
 
-    epsilon(result) ≤ target_epsilon < epsilon(result + 1). Capped at 2^53, which is also the
-    answer where a release costs nothing (sampling_probability = 0).
+    epsilon(result) ≤ target_epsilon < epsilon(result + 1). The result is at most 2^53, also if a
+    release costs nothing (sampling_probability = 0).
 
     Args:
       target_epsilon: ε > 0 not to be exceeded.
@@ -341,7 +341,7 @@ def largest_count(
     delta: float,
     accountant: str,
 ) -> int:
-    """Returns how often `one` fits after `spent` within target_epsilon; 0 if it is all spent."""
+    """Returns the number of `one` that fit after `spent` within target_epsilon; 0 if none."""
 
     def search(name: str, guess: int) -> int:
         def cost(count: int) -> float:
@@ -360,7 +360,7 @@ def largest_count(
         guess = search("rdp", 1)
     except ValueError:  # an event that only the PLD accountant knows
         guess = 1
-    # The Rényi bound already proves `guess`; the tighter accountant allows a little more.
+    # The Rényi bound proves that `guess` fits; the tighter accountant allows a little more.
     return search("pld", guess + guess // 8)
 
 

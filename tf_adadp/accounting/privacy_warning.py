@@ -1,8 +1,8 @@
-"""Warns of figures that are right and easily misread."""
+"""Defines the warning for figures that are correct but easily misread."""
 
 
 class PrivacyWarning(UserWarning):
-    """Says that a figure is correct as stated, but the way it was reached deserves attention.
+    """Warns of a figure that is correct as stated, but easily misread.
 
     Example:
         >>> issubclass(dp.PrivacyWarning, UserWarning)

@@ -1,4 +1,4 @@
-"""The cost of choosing one of several candidates by noisy scores of a random lot."""
+"""Computes the privacy cost of choosing one of several candidates by scores of a random lot."""
 
 import dp_accounting
 
@@ -10,11 +10,11 @@ def selection_event(law: SamplingLaw, selection_epsilon: float) -> dp_accounting
     """Returns the event of one exponential mechanism on a lot drawn by `law`.
 
     The mechanism chooses k with probability ∝ exp(−ε_s·score_k/Δ), score_k a sum over the lot of
-    values in [0, C]; Δ = C where neighbouring lots differ by one example more or less, 2C where
-    one is replaced. Either way the log-ratios of the probabilities on neighbouring lots lie in an
-    interval of length ε_s that holds 0.
+    values in [0, C]; Δ = C if neighbouring lots differ by one added or removed example, 2C if one
+    is replaced. In both cases the log-ratios of the probabilities on neighbouring lots lie in an
+    interval of length ε_s that contains 0.
 
-    Each law states its bound, with the proof: `PoissonSampling.selection_event`,
+    Each sampling law has its own bound and proof: `PoissonSampling.selection_event`,
     `FixedSizeSampling.selection_event`.
 
     Args:

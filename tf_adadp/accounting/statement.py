@@ -1,4 +1,4 @@
-"""The privacy statement: a ledger's guarantee in words a data-protection officer can use."""
+"""Writes the privacy statement: a ledger's guarantee in words for a data-protection officer."""
 
 import collections
 import math
@@ -69,11 +69,11 @@ def privacy_statement(
     """Returns the statement for a ledger, several lines ending in a newline.
 
     Args:
-      ledger: what was released.
-      epsilon: ε at `delta` by `accountant`; None if it is refused.
+      ledger: the ledger of the releases.
+      epsilon: ε at `delta` by `accountant`; None if it cannot be reported.
       delta: δ.
       accountant: the accountant's name.
-      refusal: why epsilon is None.
+      refusal: the reason if epsilon is None.
     """
     entries = ledger.entries
     laws = list(dict.fromkeys(entry.law for entry in entries if entry.law is not None))

@@ -1,11 +1,11 @@
-"""The cost of training a random number of times and releasing the best trial alone."""
+"""Computes the privacy cost of a random number of trials of which only the best is released."""
 
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tf_adadp.utils.checks import check_integer, check_number
 
-# Of the truncated negative binomial law, in the paper's notation η: 1 is the geometric law.
+# η of the truncated negative binomial law, in the paper's notation; 1 is the geometric law.
 _GEOMETRIC = 1.0
 
 
@@ -22,8 +22,8 @@ def search_event(
 
     Guarantee: the winner, its hyper-parameters and its score satisfy the Rényi bound of Papernot
     and Steinke (2022, "Hyperparameter Tuning with Renyi Differential Privacy", Theorem 2 with
-    η = 1), under the neighbouring relation of `event`. It holds where K and everything about
-    the losing trials stay secret. `dp_accounting` computes it, for the "rdp" accountant only.
+    η = 1), under the neighbouring relation of `event`, provided that K and everything about
+    the losing trials stay secret. `dp_accounting` computes it for the "rdp" accountant only.
 
     To find the noise with which a search fits into a budget:
 
@@ -71,7 +71,7 @@ def is_search(event: dp_accounting.DpEvent) -> bool:
 
 
 def releases_of_winner(event: dp_accounting.DpEvent) -> int:
-    """Returns how many releases of a search's event its winner made; 1 for any other event."""
+    """Returns the number of releases of a search's winner; 1 for any other event."""
     return _releases(event.event) if is_search(event) else 1
 
 
