@@ -52,7 +52,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
             custom loop that charged a ledger, in this process: that history is found.
 
     Raises:
-        TypeError: model is no plain `keras.Model`, or ledger no `PrivacyLedger`.
+        TypeError: model is not a plain `keras.Model`, or ledger not a `PrivacyLedger`.
         ValueError: where a layer mixes examples or keeps statistics of raw data.
 
     Example:
@@ -395,7 +395,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         Load the weights first. The next `fit` continues the lots: give it the data, and sampling
         arguments, of the run that was saved. The file can be loaded ONCE: it is deleted, durably,
         before any key is used. Two runs with the same keys would draw the same noise, and their
-        releases together would reveal what it hid. A COPY of the file (a backup, a snapshot of the
+        releases together would cancel the noise. A COPY of the file (a backup, a snapshot of the
         disk or the machine, `cp`) could still be loaded. Make no copy, and exclude the file from
         backups.
 

@@ -71,7 +71,7 @@ def metrics_over_epsilon(
 
     Args:
       points: ε and the logs of an epoch, in their order. Points of infinite ε are not drawn.
-      delta, accountant: what ε was computed with, for the label.
+      delta, accountant: those of ε, for the label.
 
     Returns:
       A `matplotlib.figure.Figure`, or None if the logs have none of these metrics.
@@ -103,6 +103,6 @@ def metrics_over_epsilon(
         axes.set_ylabel(metric)
         axes.grid(alpha=0.3)
         axes.legend()
-    for axes in panels:  # the iterator goes on: what no metric took
+    for axes in panels:  # the rest of the iterator: panels without a metric
         axes.set_axis_off()
     return figure

@@ -32,14 +32,14 @@ class LedgerEntry:
 
     Attributes:
       id: a random identifier; entries with the same id in two ledgers are the same releases.
-      event: what one release is.
+      event: the event of one release.
       count: how many there were, ≥ 1.
       law: how the records were sampled, or None where the release used all of them or the event
         says all there is to say.
       neighboring_relation: the relation the event is stated for; None under an unknown law.
       origin: who released, for people to read.
       reproducible_noise: True if the noise came from a given seed.
-      adaptive: True if the outcomes of earlier releases decided what this one is.
+      adaptive: True if the outcomes of earlier releases decided its noise or sampling.
       dataset: the name its user gave to the data set; None if none was given.
       key: the event in canonical form, see `event_key`.
 

@@ -1,8 +1,8 @@
 """`dp_accounting` events: checking them, walking through them and writing them as JSON.
 
-`dp_accounting` builds events without looking at their numbers, and a NaN would later turn into
-ε = 0. So everything that enters a ledger passes `encode_event`, which knows the classes and the
-range of every field; nothing else is ever written to, or built from, a file.
+`dp_accounting` builds events without checking their numbers, and a NaN would later give
+ε = 0. So every event of a ledger passes `encode_event`, which checks its class and the
+range of every field; nothing else is written to, or built from, a file.
 """
 
 import json
@@ -135,7 +135,7 @@ def event_key(event: dp_accounting.DpEvent) -> str:
 
 
 def event_from_key(key: str) -> dp_accounting.DpEvent:
-    """Inverse of `event_key`."""
+    """Builds the event of a key; the inverse of `event_key`."""
     return decode_event(json.loads(key))
 
 

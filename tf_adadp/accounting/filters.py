@@ -13,7 +13,7 @@ from tf_adadp.accounting.accountants import Composition, _event_rdp
 from tf_adadp.accounting.events import event_key
 from tf_adadp.utils.checks import check_delta, check_instance, check_integer, check_target_epsilon
 
-# What sums of floats may lose against the exact sum, relative to the budget.
+# Bound on the rounding error of sums of floats, relative to the budget.
 _ROUNDING = 1e-9
 
 

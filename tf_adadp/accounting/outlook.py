@@ -1,4 +1,4 @@
-"""Computes what further releases would cost, after those that a ledger records."""
+"""Computes the cost of further releases after those of a ledger."""
 
 from collections.abc import Callable
 
@@ -100,7 +100,7 @@ class Outlook:
     ) -> float:
         """Returns the least σ* for which `steps` more steps keep ε at δ within target_epsilon.
 
-        What is recorded is counted, nothing is recorded. To 1e-3 of the target on the sound side,
+        Recorded releases are counted. The result is conservative, within 1e-3 of the target,
         as `accounting.calibrate_noise_multiplier`, which this is for an empty ledger and Poisson
         lots.
 
@@ -155,7 +155,7 @@ class Outlook:
         raise NotImplementedError
 
     def _spent_and(self, release: LedgerEntry, delta: float) -> Composition:
-        """Returns what was spent, once it is clear that the release can be added to it."""
+        """Returns the releases so far, after checking that the release can be added to them."""
         entries = self.entries
-        both = self._analyse((*entries, release), delta)  # refuses what does not add up
+        both = self._analyse((*entries, release), delta)  # raises if they do not add up
         return compose(entries, self.unknown_reasons, both.relation)

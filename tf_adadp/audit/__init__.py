@@ -1,4 +1,4 @@
-"""Attacks that try to beat the claims: lower bounds on ε, to hold against what ledgers report.
+"""Attacks the claims: lower bounds on ε, to compare with the ε of ledgers.
 
 A bound above a claim refutes it. A bound below proves nothing: the attack may be weak.
 

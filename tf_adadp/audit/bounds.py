@@ -1,4 +1,4 @@
-"""Lower bounds on ε from what an attacker observed, with a stated confidence; NumPy and SciPy only.
+"""Computes lower bounds on ε from an attacker's observations, with NumPy and SciPy only.
 
 Two settings: many independent releases on two neighbouring data sets (`epsilon_lower_bound`), and
 one release that depends on many independent coins (`one_run_epsilon_lower_bound`). Both hold for
@@ -27,7 +27,7 @@ class EpsilonBound:
     Attributes:
         epsilon: the bound, ≥ 0.
         delta: δ.
-        confidence: the probability, over the draws, that the bound is no larger than the true ε.
+        confidence: the probability, over the draws, that the bound is at most the true ε.
         event: the event that was tested, in words; it was chosen on other draws than tested on.
         frequent: (count, draws) of the event where it is likely.
         rare: (count, draws) of the event on the other data set.

@@ -1,4 +1,4 @@
-"""The loss of every record by itself: what membership attacks look at. Raw, not private."""
+"""Computes the loss of every record, for membership attacks. Raw, not private."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ def example_losses(model: keras.Model, x: object, y: object, batch_size: int = 2
         x, y: the records, in the forms that `fit` takes.
         batch_size: how many are worked on at once.
 
-    A RAW statistic of the records: whoever publishes it publishes what ε does not cover.
+    A RAW statistic of the records, which ε does not cover: do not publish it.
 
     Raises:
         ValueError: the model has no compiled loss, or it is not built.

@@ -88,7 +88,7 @@ class MembershipReport:
         """Bounds ε of the training from below; see `one_run_bound`, also for `claim`.
 
         Not the textbook's log((TPR − δ)/FPR) with intervals for the two rates: all scores come from
-        ONE model, so the records are no independent trials. What is independent are the coins.
+        ONE model, so the records are not independent trials. Only the coins are independent.
 
         Raises:
             ValueError: members were not chosen by fair coins.

@@ -22,7 +22,7 @@ _STEINKE_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class OneRunBound:
-    """Holds what guesses about canaries prove of one run.
+    """Holds the bound that guesses about canaries prove for one run.
 
     Attributes:
         epsilon: the lower bound on ε, ≥ 0.
@@ -203,7 +203,7 @@ class OneRunAudit(keras.callbacks.Callback):
 
     @property
     def scores(self) -> np.ndarray:
-        """Returns how far the loss of each canary fell, float64 [m]; −∞ where it is no number.
+        """Returns the fall of each canary's loss, float64 [m]; −∞ if it is not a number.
 
         Raises:
             RuntimeError: before training ended.

@@ -20,7 +20,7 @@ _CANARY_LOSS = 1e30
 
 @dataclasses.dataclass(frozen=True)
 class MechanismAudit:
-    """Holds scores of releases on two neighbouring data sets, and what they prove.
+    """Holds scores of releases on two neighbouring datasets, and the bound that they prove.
 
     Attributes:
         scores, neighbor_scores: float64 [draws], of D (without the canary) and of D' (with it).
@@ -150,7 +150,7 @@ def draw_scores(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Runs `run` many times from the same state, inside one `tf.function`.
 
-    Before each run the weights and the optimizer's variables are set to what they were; noise is
+    Before each run the weights and the optimizer's variables are restored; noise is
     drawn anew under keys that are the audit's own. So a run is whatever the optimizer does when it
     is trained: `apply_private`, `step_on_lot`, several of them, up to a loop that ends when
     something was released.
@@ -307,7 +307,7 @@ def _coins(key, count, q):
 def _log_ratio(released, stddevs, without, alone, q, divisor):
     """log p'(release)/p(release) of one step, by its own account; a float32 scalar."""
     terms = []
-    # Not strict: prior="raw" has a second sum, which is no part of the release.
+    # Not strict: prior="raw" has a second sum, which is not part of the release.
     for r, s, d, u in zip(released, stddevs, without, alone, strict=False):
         u, noisy = u / divisor / s, (r - d / divisor) / s
         terms.append(tf.reduce_sum(noisy * u - tf.square(u) / 2))

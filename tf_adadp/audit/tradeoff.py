@@ -83,7 +83,7 @@ def gaussian_epsilon_lower_bound(
     that of μ-Gaussian differential privacy at δ (Balle and Wang 2018, Theorem 8).
 
     Guarantee: with probability ≥ confidence the mechanism is not μ'-Gaussian differentially private
-    for any μ' below the bound, whatever it is. That ε is at least the bound's ASSUMES that the
+    for any μ' below the bound, in every case. That ε is at least the bound's ASSUMES that the
     mechanism's trade-off function is Gaussian: one Gaussian release on all records (q = 1), or
     several composed, adaptively too. Lots that are sampled (q < 1) have another trade-off function;
     use `law_epsilon_lower_bound` for them, and `epsilon_lower_bound` where nothing is known.

@@ -1,1 +1,1 @@
-"""Charges and releases: each release is paid for by one charge, before it is made."""
+"""Charges releases: each release is covered by one charge, made before it."""

@@ -76,7 +76,7 @@ class Charges:
 
     @property
     def uncharged(self) -> int:
-        """Returns the number of releases that this process made and no charge paid for."""
+        """Returns the number of uncharged releases of this process."""
         return max(0, self.releases - self._paid)
 
     @property
@@ -116,7 +116,7 @@ class Charges:
 
     def attach(self, variables: Sequence[tf.Variable]) -> None:
         """Ties the weights to this optimizer and to the ledgers charged before it was built."""
-        self._variables = tuple(variables)  # the caller may change a list of its own
+        self._variables = tuple(variables)  # the caller may change its list
         note_optimizer(variables, self._optimizer)
         for ledger in self._before_build:
             note_charged(variables, ledger)
@@ -160,12 +160,12 @@ class Charges:
         position: int = 0,
         reproducible_sampling: bool = False,
     ) -> None:
-        """Writes what `charge` would write, and pays for no release."""
+        """Writes the entries of `charge`, without covering a release."""
         self._write(ledger, law, self._event_of_lot(law), steps, position, reproducible_sampling)
 
     @contextlib.contextmanager
     def expiring(self, steps: int) -> Iterator[None]:
-        """Cancels what is left, after the `with` block, of `steps` charges made for it."""
+        """Cancels the unused rest of `steps` charges after the `with` block."""
         before = self.releases
         try:
             yield
@@ -249,7 +249,7 @@ class Charges:
 
 
 class Charged:
-    """Mixin of `DPOptimizer`: what was charged and released, by its `Charges`.
+    """Mixin of `DPOptimizer` that counts charges and releases, by its `Charges`.
 
     Attributes:
         charges: the `Charges` of this optimizer.
@@ -284,7 +284,7 @@ class Charged:
         of `apply_private`. The weights remember the ledger: a DPModel that has them, now or later,
         reports all its entries, too.
 
-        One charge pays for one release from one lot. K releases from the same lot share its
+        One charge covers one release from one lot. K releases from the same lot share its
         sampling: together they are one Gaussian mechanism of multiplier σ*/√K on that lot (Dong,
         Roth and Su, arXiv:1905.02383, Corollary 3.3), which costs more than K releases from K
         lots. `releases_per_lot=K` charges that.
@@ -324,7 +324,7 @@ class Charged:
         """Charges `steps` releases, to be made inside the `with` block.
 
         A charge whose release was not made, after an error, stays in the ledger and expires here:
-        it does not pay for a later release. Releases beyond `steps` stay uncharged.
+        it does not cover a later release. Releases beyond `steps` stay uncharged.
         """
         self.charge(
             ledger, law, steps, position=position, reproducible_sampling=reproducible_sampling
@@ -339,5 +339,5 @@ class Charged:
 
     @property
     def uncharged_releases(self) -> int:
-        """Returns the number of releases that this process made and no `charge` paid for."""
+        """Returns the number of releases of this process that no `charge` covers."""
         return self.charges.uncharged

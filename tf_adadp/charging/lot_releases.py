@@ -1,4 +1,4 @@
-"""The lots that releases were made from: one charge pays for one release from one lot."""
+"""Remembers lots that had a release: one charge covers one release from one lot."""
 
 import collections
 import threading
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_adadp.accounting import PrivacyLedger, SamplingLaw
 
 _REMEMBERED_BYTES = 64 * 2**20  # of masks that nothing else keeps
-_ENTRY_BYTES = 1000  # what remembering one takes besides
+_ENTRY_BYTES = 1000  # further memory of one entry
 _lock = threading.RLock()
 _lots = {}  # address of the mask: _Lot
 _kept = collections.OrderedDict()  # the same, those whose mask is kept here
@@ -47,14 +47,14 @@ class LotReleases:
     for all releases about the same weights or in the same ledger, by whichever optimizer. Under a
     law whose lots hold every record nothing is amplified, and a lot may be used again.
 
-    A lot is known by the memory of its mask, whatever becomes of its records: every lot needs a
+    A lot is identified by the memory of its mask, not by its records: every lot needs a
     mask of its own, as `take`, `as_dataset` and `make_lot` give it. It is known as long as its mask
     is anywhere in memory, and the masks of the last lots are kept (64 MiB, thousands of lots). A
     lot of no rows has no place in memory, and is not known again; nor is one whose mask is copied.
     """
 
     def __init__(self):
-        self._tickets = collections.deque()  # of charges that pay for several releases from a lot
+        self._tickets = collections.deque()  # of charges for several releases from a lot
         self._full_batches = 0  # charges under laws whose lots hold every record
         self._left_of_empty = 0
         self._weights = None  # weak references, shared by all claims

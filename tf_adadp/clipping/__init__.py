@@ -11,7 +11,7 @@
 `RowsBeside` releases statistics of the rows beside the sum of a ball or an ellipsoid: how many lie
 inside, for `QuantileClip`, a clip norm that follows a quantile of the norms; and their losses.
 
-`base` says what a set is and what its noise must meet. A set of your own is a subclass of
+`base` defines sets and the condition on their noise. Your own set is a subclass of
 `ClippingSet` that an optimizer returns from `clipping_set`; it needs no registration.
 """
 

@@ -1,4 +1,4 @@
-"""Defines clipping sets, and what the sets of this package share.
+"""Defines clipping sets, and the code that all of them share.
 
 Each example contributes one vector v of a set K that is fixed before the step's data is looked at,
 and Σ v + N(0, diag(s²)) is released. Under add-or-remove neighbours a step costs at most one
@@ -12,7 +12,7 @@ to a float32 margin on the safe side; replace-one neighbours double the sensitiv
 
 **Float32.** Each vector is clipped by an upper bound of its norm (see `row_gradients`): for
 materialised gradients of 10⁶ coordinates a vector may end 5·10⁻⁶ short of the bound, and ‖v/s‖₂
-never passes 1/σ*. What is left is the rounding of the float32 sum over examples, which no choice of
+never passes 1/σ*. There remains the rounding of the float32 sum over examples, which no choice of
 K covers.
 """
 
@@ -34,7 +34,7 @@ SMALLEST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 class ClippedSums(list):
     """Holds the tensors of a clipped sum, the set that they were clipped to, and their lot.
 
-    The noise has to fit that set, whatever an adaptive optimizer releases in between; and a lot
+    The noise must fit that set, even if an adaptive optimizer makes releases in between; and a lot
     allows as many releases as it was charged for. A copy of the list, or what a `tf.function`
     returns of it, has neither.
 
@@ -89,7 +89,7 @@ class ClippingSet(abc.ABC):
     def center(self) -> list[tf.Tensor] | None:
         """None, or the list of tensors a (one per variable) that K is centred at.
 
-        With a centre, rows contribute clip(g − a), absent rows 0, and whoever releases the sum adds
+        With a centre, rows contribute clip(g − a), absent rows 0, and the releasing code adds
         (expected lot size)·a back after the noise.
         """
         return None
@@ -150,7 +150,7 @@ class ClippingSet(abc.ABC):
         return ClippedSums([weighted_sum(weights) for weighted_sum in sums], self)
 
     def sums_beside(self, grads: Gradients, mask: tf.Tensor, losses: tf.Tensor) -> ClippedSums:
-        """Returns `clipped_sum`, and what the set releases of the rows' losses beside it.
+        """Returns `clipped_sum`, and the set's statistics of the rows' losses.
 
         The engines call this one.
 
@@ -162,7 +162,7 @@ class ClippingSet(abc.ABC):
         return self.clipped_sum(grads, mask)
 
     def zero_sums(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-        """Returns what `clipped_sum` is for no rows, of variables of these shapes."""
+        """Returns `clipped_sum` of no rows, for variables of these shapes."""
         return [tf.zeros(shape) for shape in shapes]
 
 

@@ -1,4 +1,4 @@
-"""Statistics of the rows, released beside their clipped sum: one more coordinate each."""
+"""Releases statistics of the rows with their clipped sum, as one more coordinate each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class RowsBeside(ClippingSet):
         clip_norm: C, a number or a scalar tensor that follows from releases.
 
     Raises:
-        ValueError: on another set (a subclass may clip, or draw noise, in a way of its own), on
+        ValueError: on another set (a subclass may clip, or draw noise, differently), on
             another statistic, or a share out of range.
     """
 
@@ -83,7 +83,7 @@ class RowsBeside(ClippingSet):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Returns the names of what is released beside the sum, in order."""
+        """Returns the names of the released statistics, in order."""
         return tuple(self._shares)
 
     @property
@@ -131,7 +131,7 @@ class RowsBeside(ClippingSet):
 
 
 def _scaled_losses(weights, losses, clip_norm, largest):
-    """w·ℓ/C in [0, largest], largest ≤ 1; 0 for what is no number."""
+    """Returns w·ℓ/C in [0, largest], largest ≤ 1; 0 for NaN."""
     scaled = weights * tf.cast(losses, tf.float32) / clip_norm
     bounded = tf.where(scaled > 0.0, tf.minimum(scaled, largest), 0.0)
     return tf.round(bounded * 256.0) / 256.0

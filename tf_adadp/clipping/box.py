@@ -23,7 +23,7 @@ class Box(ClippingSet):
     """abs(v_i) ≤ c_i for each coordinate: v_i = max(−c_i, min(c_i, g_i)).
 
     The noise is s_i = σ*·t_i·√(Σ_j (c_j/t_j)²) for a shape t of choice, sums over the m coordinates
-    with c > 0; so (R) holds with equality (at a corner of the box) whatever the shape:
+    with c > 0; so (R) holds with equality (at a corner of the box) for every shape:
 
     - `"adadp"`: t = c, s_i = σ*·c_i·√m (ADADP's local clipping, Xu et al. 2019, Algorithm 1);
     - `"least_squares"`: t = √c, s_i² = σ*²·c_i·Σ_j c_j, the least Σ s_i²;

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_adadp.utils.checks import check_number
 
-# What float32 can square, with room for the scales of an ellipsoid.
+# The range that float32 can square, with room for the scales of an ellipsoid.
 _SMALLEST_NORM, _LARGEST_NORM = 1e-6, 1e6
 
 
@@ -98,7 +98,7 @@ class QuantileClip:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuantileClip":
-        """Makes it from what `get_config` returned."""
+        """Builds it from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self):

@@ -69,7 +69,7 @@ class RowGradients(abc.ABC):
     def clipped_sum(self, bounds: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """Returns Σ_x weight_x · max(−c, min(c, g_x)), bounds c of the variable's shape.
 
-        Rows of weight 0 contribute exactly 0, whatever is in them.
+        Rows of weight 0 contribute exactly 0, for any content.
         """
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class RowGradients(abc.ABC):
 
 
 class AxisScales:
-    """Holds the metric of an ellipsoid in one variable, (g − a)/b, and what norms need of it.
+    """Holds the metric of an ellipsoid in one variable, (g − a)/b, with the parts that norms need.
 
     Args:
         scale: b ≥ 0, a tensor that broadcasts to the variable's shape. Coordinates with b = 0 (or

@@ -54,7 +54,7 @@ def from_chief(strategy: tf.distribute.Strategy, values: list[Any]) -> list[np.n
 
 
 def bytes_from_chief(strategy: tf.distribute.Strategy, data: bytes) -> bytes:
-    """Returns the chief's bytes on all workers, whatever the others pass."""
+    """Returns the chief's bytes on all workers; those of the others are ignored."""
     if num_workers(strategy) == 1:
         return data
     (size,) = from_chief(strategy, [np.array(len(data), np.int64)])

@@ -133,7 +133,7 @@ class ExampleLoss:
         seeds: tf.Tensor,
         non_trainable: Sequence[tf.Tensor] | None = None,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Returns the model's output for a batch, and what its layers add to the batch's loss.
+        """Returns the model's output for a batch, and the losses that its layers add.
 
         Args:
             trainable: list of tensors, the weights.
@@ -159,7 +159,7 @@ class ExampleLoss:
         return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
     def _noting_writes(self, call):
-        """Returns the model's `call`, noting in `written` what its layers write to."""
+        """Returns the model's `call`, noting in `written` the variables that its layers write."""
         kept = [v for i, v in enumerate(self._non_trainable_variables) if i not in self._seed_slots]
 
         def noting(*args, **kwargs):

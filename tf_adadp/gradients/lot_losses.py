@@ -30,7 +30,7 @@ def clipped_loss_sum(
         lot: `((x, y, sample_weight), mask)`, every leaf [P, B, ...]. P = 0 is legal.
         trainable: list of tensors, the weights to take.
         seed: int64 [2], see the engine's `clipped_sum`.
-        bound: C > 0. A loss that is not finite counts as C, whatever its sign.
+        bound: C > 0. A loss that is not finite counts as C, for either sign.
         on_batch: see the engine's `clipped_sum`.
 
     Returns:

@@ -34,7 +34,7 @@ def map_rows(function: Callable, elements: Any, *, sequential: bool, signature: 
     Args:
         function: one row of `elements` ↦ structure of tensors.
         elements: structure of tensors [B, ...].
-        sequential: one row after the other, for what `tf.vectorized_map` cannot follow.
+        sequential: one row after the other, for functions that `tf.vectorized_map` cannot follow.
         signature: the TensorSpecs of the result of `function`, where they are known. Otherwise a
             sequential map traces it once more to find them.
     """
@@ -83,7 +83,7 @@ def map_examples(function: Callable, structure: tuple, seeds: tf.Tensor, sequent
         function: `(*structure of one example, its seeds)` ↦ structure of tensors.
         structure: a tuple of tensors [B, ...] and structures of them; None leaves stay None.
         seeds: tensor [B, ...].
-        sequential: one example after the other, for what `tf.vectorized_map` cannot follow.
+        sequential: one example after the other, if `tf.vectorized_map` cannot follow.
     """
     present, packed = present_leaves(structure)
 

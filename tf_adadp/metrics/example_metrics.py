@@ -28,7 +28,7 @@ class ExampleMetrics:
         names: the names, in the order of the values.
 
     Raises:
-        ValueError: a name is not compiled; a metric is no mean of a function over examples.
+        ValueError: a name is not compiled; a metric is not a mean of a function over examples.
     """
 
     def __init__(self, compiled: CompileMetrics | None, names: Sequence[str] | None = None):

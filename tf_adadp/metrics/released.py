@@ -18,7 +18,7 @@ from tf_adadp.utils.keras_compat import CompileMetrics
 
 
 class LotMetrics:
-    """Releases the loss and metrics of a lot beside its gradient; see `ReleasedMetrics`.
+    """Releases the loss and metrics of a lot with its gradient; see `ReleasedMetrics`.
 
     Per lot: `begin`, `add` for every physical batch (as the engines' `on_batch`), `release`. It
     holds the sums of one lot and a secret key, so nothing that saves may see it.
@@ -73,7 +73,7 @@ class LotMetrics:
         self._rows = tf.function(self._clipped_rows, autograph=False)
         self._check_keeps_no_state(element_spec)
         with tf.init_scope():
-            # In float64, so that the rounding of sums is far below what one example may change.
+            # In float64, so that the rounding of sums is far below the sensitivity.
             # Each replica has its own.
             self._sums = tf.Variable(
                 tf.zeros([len(names)], tf.float64),

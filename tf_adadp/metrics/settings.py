@@ -30,7 +30,7 @@ class RawMetricsWarning(UserWarning):
 class ReleasedMetrics:
     """Releases training loss and metrics with noise: `DPModel.compile(released_metrics=…)`.
 
-    For every lot, beside the gradient and charged with it in one event, it releases
+    For every lot, together with the gradient and charged with it in one event, it releases
 
         r_i = (Σ_x min(max(v_i(x), 0), b_i) + b_i·N(0, σ_m²·d)) / L,   i = 1..d
 
@@ -44,14 +44,14 @@ class ReleasedMetrics:
     vector with entries in [−1, 1], so by at most √d: with noise σ_m√d in each coordinate a Gaussian
     mechanism of multiplier σ_m (k records of a user: σ_m/k). Gradient and metrics come from one
     lot, at the weights before the step: one mechanism under the lot's sampling, of the multiplier
-    that `SamplingLaw.event_with_metrics` states. Means and whatever callbacks do with them are
+    that `SamplingLaw.event_with_metrics` states. Means, and all uses of them by callbacks, are
     post-processing. The metrics are those of each example alone: functions of a batch are mapped
     over its rows.
 
     Args:
         noise_multiplier: σ_m > 0. Beside σ* of the gradient it costs as if that were
             (σ*⁻² + σ_m⁻²)^(−1/2), see `accounting.joint_noise_multiplier`: five times σ* costs as
-            much as 2 % less noise. (On fixed-size and shuffled lots, and beside microbatches, a
+            much as 2 % less noise. (On fixed-size and shuffled lots, and with microbatches, a
             quarter of that.)
         loss_bound: b_1 in [1e-10, 1e10], in units of the loss; losses above count as b_1, so choose
             it above a typical loss, from public knowledge (log of the number of classes is what

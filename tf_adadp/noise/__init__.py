@@ -2,7 +2,7 @@
 
 The noise of one variable at one step is a function of (key, step, variable index) and the shapes of
 the variables only: all replicas of a distributed run draw the same, once per lot however many
-physical batches it has. Whoever has the key can subtract the noise. So the key comes from the
+physical batches it has. Anyone who has the key can subtract the noise. So the key comes from the
 operating system's entropy and never leaves memory, except in the private state file that a user
 asks for (`DPModel.save_private_state`).
 
@@ -29,9 +29,9 @@ we there yet?"). A number made of few random bits can be searched for those that
   and Braghin 2021, "Secure random sampling in differential privacy"), as other toolkits have it,
   would make the search hopeless too, cost as much, and still show the last bits of x.
 
-**Limits.** `secure_noise` is no defence against
+**Limits.** `secure_noise` does not defend against
 
-- an attack on the generator: Philox-4x32-10 is fast and no cipher; an attacker who knows many of
+- an attack on the generator: Philox-4x32-10 is fast and not a cipher; an attacker who knows many of
   the noise's numbers and can compute the key has all the others;
 - the rounding of the float32 sum over the examples, which may differ between neighbours by more
   than the sensitivity (Casacuberta et al. 2022, "Widespread underestimation of sensitivity");

@@ -22,7 +22,7 @@ def stream(key: tf.Tensor, step: int | tf.Tensor, index: int) -> tf.Tensor:
     Args:
         key: int64 [2], secret.
         step: int64 scalar, the number of the release: never twice under one key.
-        index: what is drawn in that release, a Python int ≥ 0.
+        index: the number of the draw in that release, a Python int ≥ 0.
     """
     return key + tf.stack([tf.constant(index, tf.int64), tf.cast(step, tf.int64)])
 
@@ -132,7 +132,7 @@ def add_gaussian(
     The one place where noise meets sums. Guarantee: where neighbouring data move `values` by u with
     ‖u/stddevs‖₂ ≤ 1/σ*, this is a Gaussian mechanism of multiplier σ* in exact arithmetic. With
     `secure` that holds for the rounding of `values` and for the bits of the result too; the
-    docstring of `tf_adadp.noise` says how, and with which limits.
+    docstring of `tf_adadp.noise` describes the method and its limits.
 
     Args:
         values: list of float32 or float64 tensors of static shapes, released together.

@@ -11,7 +11,7 @@ from tf_adadp.distribution import replicas
 from tf_adadp.utils import process
 from tf_adadp.utils.checks import check_integer
 
-# What RngReadAndSkip, at a delta of 1, adds to a Philox counter. Generators that TensorFlow saves
+# Step of a Philox counter by RngReadAndSkip at a delta of 1. Generators that TensorFlow saves
 # rely on it, so it is the same on every device and in every version.
 _SKIP = 256
 
@@ -20,7 +20,7 @@ def new_key(seed: int | None = None, purpose: str | None = None) -> np.ndarray:
     """Draws a fresh key, int64 [2] (128 bits), from the operating system's entropy.
 
     Args:
-        seed: for tests only: an int from which the key is derived (SHA-256) instead. Whoever knows
+        seed: for tests only: an int from which the key is derived (SHA-256). Anyone who knows
             it can subtract the noise.
         purpose: a name that is hashed with the seed, so that keys of one seed for several purposes
             are unrelated; None for the noise of gradients.
@@ -51,7 +51,7 @@ class SecretKey:
     Args:
         seed: None, or an int for reproducible noise, see `new_key`. A new holder of the same seed
             and purpose starts over, with the same noise.
-        purpose: what the key is for, see `new_key`. Two holders that one seed is given to, and that
+        purpose: the use of the key, see `new_key`. Two holders that one seed is given to, and that
             draw at the same steps, need different purposes.
     """
 

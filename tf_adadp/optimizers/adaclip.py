@@ -152,7 +152,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
             self._lot_divisor = None
 
     def _observe(self, released, stddevs):
-        # What is released before a is added back: g̃ − a.
+        # The release before a is added back: g̃ − a.
         super()._observe(released, stddevs)
         for center, r in zip(self._center, released, strict=True):
             center.assign_add((1.0 - self.center_decay) * r)

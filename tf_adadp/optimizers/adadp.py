@@ -26,10 +26,10 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
         θ_i ← θ_i − m·f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t of `InverseSqrtDecay()`
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
-    one size. Without it RMSprop undoes what the noise was shaped for: where noise is most of g̃, its
-    denominator is the noise's own std, and every coordinate gets the same noise whatever r is.
+    one size. Without it RMSprop undoes the shape of the noise: if noise is most of g̃, its
+    denominator is the noise's own std, and every coordinate gets the same noise for any r.
     Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
-    m ≤ 1 of the network and f_l ≤ 1 of tensor l are found in training, from what is released:
+    m ≤ 1 of the network and f_l ≤ 1 of tensor l are found in training, from releases:
     `FoundRate`. That needs no number of steps: a run may be stopped by its budget or go on in a
     second `fit`.
 
@@ -37,7 +37,7 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     task and budget: above it on all convolutional and residual networks tried, by up to 12 points,
     level on most dense ones, and 11 above to 3 below on recurrent ones, above in short runs.
 
-    What differs from the print, and why: the paper's prior averages RAW gradients, which leaks
+    Differences from the paper, with reasons: its prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
     sees released vectors with their known noise variance subtracted, and sets the shape of the
     noise at a fixed total scale. `prior="raw"` is the print, charged ε = ∞; it has no `scale_step`,

@@ -1,4 +1,4 @@
-"""Noise shaped by a prior: what ADADP and ADAN share."""
+"""Shapes noise by a prior, for ADADP and ADAN."""
 
 import math
 from collections.abc import Sequence
@@ -244,7 +244,7 @@ class AdaptiveNoise(DPOptimizer):
             kept.assign(r)
 
     def _next_shape(self):
-        """Hook: r of the next release, from the prior and whatever else is known."""
+        """Returns r of the next release, from the prior and other public facts. A hook."""
         return self._prior.shape()
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:

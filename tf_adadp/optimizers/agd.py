@@ -42,11 +42,11 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
     ∝ exp(−ε_s·score/Δ), Δ = C_obj under add or remove (scores are monotone), 2C_obj under replace
     one. Losses that are not finite count as C_obj. They hold the example's weight, the losses that
     layers add, and dropout in training mode with the same draws for every candidate; weight
-    regularisers are no part of the scores.
+    regularisers are not part of the scores.
 
     Guarantee: (total_epsilon, total_delta)-differential privacy for everything that the releases
     charged to one ledger by AGD amount to, under the neighbouring relation of the lots; for a
-    budget that is not chosen, or raised, by what training gave. GRADIENT
+    budget that is neither chosen nor raised by results of training. GRADIENT
     and REMEASURE are Gaussians of a multiplier known from earlier releases on a sampled lot,
     `law.event(σ)`; SELECT costs `accounting.selection.selection_event`. A Rényi filter, whose order
     and budget are fixed when training begins, is asked before each, and training stops where the
@@ -58,7 +58,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
     the whole budget; later ones grow, so there are fewer. A move takes two lots at least.
     `steps_per_execution` has to be 1. There is no noise_multiplier: that attribute stays 1, the
     unit of σ. There is no learning rate to choose, and no momentum or weight decay: a candidate
-    has to be what the step would make of the weights; for decay use weight regularisers.
+    must equal the weights after the step; for decay use weight regularisers.
 
     Args:
         total_epsilon, total_delta: the budget. total_epsilon = ∞ adds no noise at all, only with
@@ -73,7 +73,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         step_size_growth: η ≥ 0.
         variant: "sound", or "printed": the choice as in the authors' code, which ADDS exponential
             noise to the scores it minimises. That has no guarantee near ε_s: charged ε = ∞, while
-            the budget still counts what it claims.
+            the budget still counts its claim.
         microbatch_size, augmentation_multiplicity, seed, allow_no_noise, secure_noise: see
             `DPOptimizer`. Scores take examples one by one and draw random layers once.
         name: as in Keras.
@@ -93,7 +93,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
     event_varies = True
     releases_one_sum = False
     moves_every_step = False
-    # Also of subclasses: the budget counts what any of them released about the same weights.
+    # Also of subclasses: the budget counts all of their releases about the same weights.
     ledger_origin = "AGD"
 
     def __init__(
@@ -330,7 +330,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         }
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Restores the state machine; what was spent stays spent, and keys are new."""
+        """Restores the state machine; the spent budget stays spent, and keys are new."""
         spent, order = host_number(self._spent), host_number(self._filter_order)
         super().load_own_variables(store)
         if spent > 0:

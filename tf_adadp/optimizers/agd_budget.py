@@ -68,7 +68,7 @@ class RenyiBudget:
     def before_charge(self, ledger: PrivacyLedger, law: SamplingLaw, steps: int) -> None:
         """Counts one release against the budget, before it is charged and made.
 
-        What AGD released about these weights earlier, and the ledger knows of, counts as well.
+        Earlier releases of AGD about these weights that the ledger records count as well.
 
         Raises:
             ValueError: steps ≠ 1; the release does not fit the budget. Nothing is charged then.

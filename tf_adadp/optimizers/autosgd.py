@@ -22,7 +22,7 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
 
     Args:
         learning_rate: η, a float or a Keras schedule.
-        gamma: γ > 0; a gradient with a norm of γ contributes half of what a large one does.
+        gamma: γ > 0; a gradient of norm γ contributes half as much as a large one.
         momentum, nesterov: as in `keras.optimizers.SGD`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier; there is no l2_norm_clip)
             and `keras.optimizers.SGD`.

@@ -35,9 +35,9 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
     neighbours, the multiplier is σ*/2; for users with up to k records in a lot it is σ*/k.
 
-    A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise
-    outside `apply_private`, before any weight changes. What sets the privacy is read-only: every
-    argument x of our own, as the attributes x and _x. For others make another optimizer.
+    A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise an
+    error outside `apply_private`, before any weight changes. Arguments that set the privacy are
+    read-only, as the attributes x and _x of each argument x. For other values make a new optimizer.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
@@ -49,7 +49,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
             every trainable variable must match one.
         automatic_clipping: None, or γ > 0: every gradient is divided by its norm plus γ and scaled
             to l2_norm_clip, small ones up as well (AUTO-S, Bu et al. 2022), see `AutoSGD`. Not
-            for boxes, which know no norm.
+            for boxes, which have no norm.
         microbatch_size: k ≥ 1; k > 1 clips sums over slots of k examples in expectation and
             doubles the sensitivity.
         augmentation_multiplicity: K ≥ 1; with K > 1 the gradient of an example is the mean over K
@@ -57,12 +57,12 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
             is clipped, so the sensitivity is that of K = 1 (De et al. 2022, "Unlocking
             high-accuracy differentially private image classification through scale"). A step costs
             about K times as much.
-        seed: for tests only: makes noise, sampling and dropout reproducible. Whoever knows it can
-            subtract the noise; every report then says "reproducible noise".
+        seed: for tests only: makes noise, sampling and dropout reproducible. Anyone who knows it
+            can subtract the noise; every report then says "reproducible noise".
         allow_no_noise: see noise_multiplier.
         secure_noise: whether sums and noise are rounded to one grid before they are added, a
             defence against attacks on floating-point bits, at three to four times the cost of the
-            noise; `tf_adadp.noise` says what it defends against and what not.
+            noise; `tf_adadp.noise` describes its defence and its limits.
         **keras_arguments: those of the Keras optimizer (weight_decay, use_ema, …).
             `gradient_accumulation_steps` and `loss_scale_factor` are refused.
 
@@ -78,12 +78,12 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     """
 
     moves_every_step: ClassVar[bool] = True  # False where a step may leave the weights as they were
-    distributable: ClassVar[bool] = True  # False where branches hold what replicas do together
+    distributable: ClassVar[bool] = True  # False if branches contain collective operations
     # Whether a class that defines its own event, charge or step counts metrics released from the
     # same lot: its event covers them, and its step shows every example to `on_batch` once. Not
     # inherited.
     covers_metrics: ClassVar[bool] = True
-    # True where the coming step's event depends on what was released.
+    # True if the next step's event depends on earlier releases.
     event_varies: ClassVar[bool] = False
     # Whether a step is one noisy sum and nothing else, so that K steps on one lot are one Gaussian
     # mechanism of multiplier σ*/√K.
@@ -148,7 +148,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         self.charges.attach(variables)
 
     def _build_private(self, variables):
-        """Creates what `clipping_set` depends on. A hook, called once after Keras's own state."""
+        """Creates the state of `clipping_set`. A hook, called once after Keras's own state."""
 
     def _add_slots(self, name, variables):
         """Returns new state of the form of the variables: float32, zeros."""
@@ -315,7 +315,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     def example_seed(self) -> tf.Tensor:
         """Returns a fresh int64 [2] seed for the examples' randomness: dropout, microbatch slots.
 
-        From a secret key: whoever knows the slots, or could replay the masks, would know how one
+        The key is secret: anyone who knows the slots, or could replay the masks, would know how one
         record moves the contributions of the others.
         """
         step = self._example_key.next_step()
@@ -348,7 +348,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         return self._sum_event(law, self.noise_multiplier)
 
     def _sum_event(self, law, noise_multiplier):
-        """Returns the event of one noisy clipped sum and of the metrics released beside it."""
+        """Returns the event of one noisy clipped sum and of the metrics released with it."""
         microbatched = self.microbatch_size > 1
         sigma_m = self.metrics_noise_multiplier
         if sigma_m is None:
@@ -358,7 +358,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     # Hooks of a run
 
     def before_charge(self, ledger: PrivacyLedger, law: SamplingLaw, steps: int) -> None:
-        """Counts `steps` releases against a budget of its own, or raises where it has no room."""
+        """Counts `steps` releases against the optimizer's own budget; raises if it has no room."""
 
     def bind(self, model: keras.Model, loss: Any) -> None:
         """Receives the plain model and its loss, once, before `step_on_lot` is traced."""

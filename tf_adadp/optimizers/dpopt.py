@@ -59,9 +59,9 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         direction_decay: in [0, 1), of the running mean of "released".
         clipping: "ellipsoid" or "local".
         pruning: p in [0, 1): the share of each variable's coordinates that a step leaves alone.
-            What they would have moved stays in a residual (error feedback) until they are among
+            Their steps stay in a residual (error feedback) until they are among
             the largest. Mask and residual come from past releases: a residual of raw gradients
-            would be state that nobody charged. 0 for none.
+            would be uncharged state. 0 for none.
         variant: "sound" or "printed".
         prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent: see `AdaptiveNoise`;
             the exponent is 1/3 unless told.

@@ -1,4 +1,4 @@
-"""A rate that is found as training goes on, from what is released: for steps of a fixed length."""
+"""Finds the learning rate during training, from releases, for steps of a fixed length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ class FoundRate(DPOptimizer):
     """Mixin of RMSprop: the rate of tensor l is η_t·m·f_l, with η_t of `InverseSqrtDecay`.
 
     With g̃ the release, s the std of its noise, n_l the size of tensor l, C the clip norm, h̃ the
-    mean of w·ℓ/C, released beside g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
+    mean of w·ℓ/C, released with g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
 
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
         m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
@@ -37,30 +37,30 @@ class FoundRate(DPOptimizer):
 
     with f_l in [0.3, 1], from 1 on. G is what the last step gained to first order, S the slope that
     is left behind it, above 0 where the loss rises again: a tensor slows down while its steps end
-    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is what it
-    may show there (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, as the noise of
-    g̃_{t−1} is in RMSprop's average as well. Where the step is divided by a shape r, g̃ and s in P
-    are as well.
+    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the size
+    of its noise (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, because RMSprop's
+    average contains the noise of g̃_{t−1} too. If the step is divided by a shape r, so are g̃ and s in
+    P.
 
-    Why: the step of RMSprop has one length whatever g̃ consists of. Steps that are mostly noise
-    average out and may be long; coherent ones do not, and how far a network bears to be moved by
-    them differs 30-fold: the loss that they promise to take away says how far. As the loss falls
-    the promise no longer counts, and the whole rate is there.
+    Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
+    may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
+    between networks; the promised reduction of the loss measures it. As the loss falls, the promise
+    counts less, and the whole rate is used.
 
     Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
     releases: m and f are post-processing.
 
-    A loss below 0 restricts nothing. One above the larger of C and its gradient's norm counts as
-    that much, so m is lower than it had to be where steps are many times longer than 1.
+    A loss below 0 sets no limit. A loss above the larger of C and its gradient's norm counts as that
+    value, so m is lower than necessary if steps are many times longer than 1.
 
     Args:
-        learning_rate: None for the above; a float or a Keras schedule is taken as it is. A box and
-            a dict of clip norms scale no example by one factor: there, None is
+        learning_rate: None for the above; a float or a Keras schedule is used unchanged. A box and
+            a dict of clip norms do not scale an example by one factor: for them None is
             `InverseSqrtDecay()`.
         **kwargs: see `DPOptimizer`.
 
-    G leaves out what else moves weights: `momentum`, `centered`, weight decay, regularisers,
-    constraints, Keras's clipping of gradients, averages that overwrite weights. S sees all of it.
+    S includes all changes of the weights. G does not include `momentum`, `centered`, weight decay,
+    regularisers, constraints, Keras's clipping of gradients, averages that overwrite weights.
     """
 
     _promise = 0.5
@@ -136,7 +136,7 @@ class FoundRate(DPOptimizer):
         largest = tf.reduce_sum(tf.sqrt(sizes * totals))
         loss, stddev = tf.unstack(self._loss.value)
         first, total, total_first, steps = tf.unstack(self._promises.value)
-        # What the noise may show in place of nothing is no small loss.
+        # A reading that noise alone may show is not evidence of a small loss.
         first = tf.where(first > 0.0, first, tf.maximum(loss, stddev))
         weight = self.learning_rate_at_first / self.current_clip_norm()
         counted = tf.stack([promise, largest]) * weight * tf.clip_by_value(loss, 0.0, 1.0)
@@ -180,7 +180,7 @@ class FoundRate(DPOptimizer):
         return tf.where(judged, tf.clip_by_value(factors, self._lowest, 1.0), 1.0)
 
     def _unit_gains(self, released, stddevs, scales):
-        """Yields what the coming step gains in each tensor, for a rate of 1."""
+        """Yields the gain of the next step in each tensor, for a rate of 1."""
         moments = second_moments(self)
         rho, rest, epsilon = (tf.constant(c) for c in (self.rho, 1 - self.rho, self.epsilon))
         for g, s, scale, velocity in zip(released, stddevs, scales, moments, strict=True):
@@ -190,7 +190,7 @@ class FoundRate(DPOptimizer):
             yield tf.reduce_sum(scale * (square - tf.square(s)) * tf.math.rsqrt(moment))
 
     def _step_scales(self) -> Sequence[tf.Tensor] | None:
-        """Hook: what the step is multiplied with per variable, besides the rate; None for 1."""
+        """Returns factors of the step per variable, besides the rate; None for 1. A hook."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The guards of private optimizers: what they refuse, beside the algorithm in `base`."""
+"""Guards private optimizers: refuses arguments and calls that would break the guarantee."""
 
 import contextlib
 import contextvars
@@ -21,7 +21,7 @@ _RELEASING = contextvars.ContextVar("tf_adadp_releasing", default=False)
 
 
 class Guards:
-    """Mixin of `DPOptimizer` that refuses what would release without noise or charge.
+    """Mixin of `DPOptimizer` that refuses releases without noise or charge.
 
     Raw gradients are refused outside `apply_private`, before any weight changes. Arguments that set
     the privacy are read-only. Stored state is that of the same optimizer, or refused as a whole.
@@ -242,7 +242,7 @@ def check_keras_arguments(class_name: str, arguments: Mapping[str, Any]) -> None
 
 
 def check_learning_rate(learning_rate: Any) -> Any:
-    """Returns a rate that Keras takes: a float, or what is no number as it is."""
+    """Returns a rate for Keras: a float, or an object such as a schedule unchanged."""
     if isinstance(learning_rate, (numbers.Real, np.bool_)):  # Keras takes Python's own floats alone
         wanted = "a finite number or a Keras schedule"
         return check_number("learning_rate", learning_rate, wanted)
@@ -316,7 +316,7 @@ def check_lot_size(expected_lot_size: Any) -> None:
 def check_shapes(
     sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable], beside: Sequence[str] = ()
 ) -> None:
-    """Refuses sums of other shapes than the variables and a scalar per statistic beside them."""
+    """Refuses sums whose shapes differ from the variables, with one scalar per statistic."""
     shapes = [tuple(v.shape) for v in variables]
     if [tuple(s.shape) for s in sums] != shapes + [()] * len(beside):
         statistics = f", and a scalar for each of {list(beside)}" if beside else ""
@@ -351,7 +351,7 @@ def _check_stored(optimizer, store):
     stored = len(names)
     # Of an optimizer that was never built there are at most its steps and its rate.
     if not optimizer.built or not stored or stored <= 2 < len(mine):
-        return  # nothing to restore, as Keras says in a warning
+        return  # nothing to restore, as Keras warns
     ordered = [str(i) for i in range(stored)]
     theirs = [tuple(np.shape(store[name])) for name in ordered if name in names]
     if mine != theirs:
@@ -369,7 +369,7 @@ def _check_stored(optimizer, store):
 
 
 def _read_only_names(cls):
-    """Returns what sets the privacy: `charges`, and x and _x for every argument x of our own.
+    """Returns the read-only names: `charges`, and x and _x for every argument x of our own.
 
     Arguments that the Keras optimizer has act on released vectors and stay free. The others are
     baked into traced graphs and charged by: a later change would release with one value and charge
@@ -389,7 +389,7 @@ def _read_only_names(cls):
 
 
 def _arguments(cls):
-    """Returns the names of the arguments of the `__init__` that a class has of its own."""
+    """Returns the names of the arguments of a class's own `__init__`."""
     own = vars(cls).get("__init__")
     parameters = [] if own is None else list(inspect.signature(own).parameters.values())[1:]
     return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

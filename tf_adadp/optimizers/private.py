@@ -25,14 +25,14 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type[DPOp
 
         g̃ = (Σ_x clip_C(g_x) + N(0, σ*²C² I)) / L,
 
-    and takes the arguments of `DPOptimizer` (training needs noise_multiplier) beside those of the
+    and takes the arguments of `DPOptimizer` (training needs noise_multiplier) and those of the
     Keras optimizer, the learning rate first and all else by keyword. It is the same as the mixin
     written out,
 
         @keras.saving.register_keras_serializable("my_package")
         class DPNadam(tf_adadp.DPOptimizer, keras.optimizers.Nadam): ...
 
-    and as private as `DPOptimizer`: the update rule is post-processing of what was released.
+    and as private as `DPOptimizer`: the update rule is post-processing of releases.
 
     Classes are registered under their own names, "tf_adadp>DPNadam". Those of Keras's optimizers
     load after a plain `import tf_adadp`; for one of your own call `make_private` before loading.

@@ -44,14 +44,14 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         keep w' with probability min(1, exp(−ΔE·Q)), or if μ ≥ μ0;   otherwise stay at w
 
     with Q = Q0·τ (Q0 at the first candidate), τ the candidates kept so far, μ the rejections in a
-    row. ℓ is the compiled loss in inference mode; regularisers are no part of J. A candidate with
+    row. ℓ is the compiled loss in inference mode; regularisers are not part of J. A candidate with
     a weight or an energy that is not finite is rejected always, also at the threshold. A rejection
     restores the weights and the optimizer's state (momentum, moving averages of the weights: over
     kept weights only) bit by bit; `iterations`, and with it a learning rate schedule, counts
     candidates, and a `QuantileClip` follows them all.
 
     Guarantee: EVERY candidate is charged, kept or not, as one step of DP-SGD (see `DPOptimizer`):
-    what is published depends on the rejected ones too. Whether a candidate is kept is
+    the published result depends on the rejected ones too. Keeping a candidate is
     post-processing of released weights
 
     - where `energy_data` are public: not records that ε is to protect, not the training data, and
@@ -67,7 +67,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
       bound: a record is in one of the two data sets (and it would hold for one in both).
 
     `variant="printed"` is the paper: J on private data without noise, charged ε = ∞. The paper
-    charges kept candidates only, which is no bound; see `epsilon_as_published`.
+    charges kept candidates only, which is not a bound; see `epsilon_as_published`.
 
     Neither configurations nor files hold `energy_data`: after loading, `set_energy_data` is asked
     for before training goes on. τ and μ are saved with the optimizer, keys never.
@@ -111,8 +111,8 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
 
     distributable = False
     covers_metrics = True
-    releases_one_sum = False  # what becomes of a candidate depends on the one before
-    moves_every_step = False  # a rejection is no sign that nothing can be trained
+    releases_one_sum = False  # the fate of a candidate depends on the one before
+    moves_every_step = False  # a rejection does not show that nothing can be trained
 
     def __init__(
         self,
@@ -211,11 +211,11 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         self.rejections = self._add_state((), "rejections", "int64")
 
     def bind(self, model: keras.Model, loss: Any) -> None:
-        """Gives the optimizer what J is made of; `DPModel` does so by itself.
+        """Gives the optimizer the model and the loss for J; `DPModel` calls it by itself.
 
         Args:
             model: the plain, built `keras.Model` whose trainable variables it is built on.
-            loss: a Keras loss (object, name or function), or what `compile` made of it.
+            loss: a Keras loss (object, name or function), or the one that `compile` made of it.
         """
         if loss is None:
             raise ValueError(
@@ -397,7 +397,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
             A_α = Σ_k C(α,k) (1−q)^(α−k) q^k exp((k²−k)/(2σ*²)),   q = L/N
 
         (Theorem 1, eq. 4, with the logarithm that is missing in print, Lemma 2). It counts the
-        accepted candidates alone, though what is published depends on the rejected ones. In one
+        accepted candidates alone, though the published result depends on the rejected ones. In one
         dimension, at σ* = 1.23, ε = 1 and a rejection threshold of 10, the δ claimed this way can
         be five times too small. (Where few candidates are rejected this ε may lie above the
         ledger's all the same: its conversion is the looser.) The guarantee is `DPModel.epsilon`.

@@ -28,7 +28,7 @@ class Energy:
 
     Args:
         annealing: an `Annealing` that is complete.
-        one_by_one: whether a record's loss must not depend on others, whatever the layers do.
+        one_by_one: True to make each record's loss independent of the others, for any layers.
     """
 
     def __init__(self, annealing: Annealing, one_by_one: bool):
@@ -67,7 +67,7 @@ class Energy:
                 self.mean.get_concrete_function(specs)
         except Exception as error:
             raise ValueError(f"energy_data do not fit the model and its loss: {error}") from error
-        # What J was found for. Weights may change between steps (a load, a callback, averages).
+        # The weights of J. They may change between steps (a load, a callback, averages).
         self._value = tf.Variable(tf.zeros([], tf.float64), trainable=False)
         self._known = tf.Variable(False, trainable=False)
         self._weights = [tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs]
@@ -157,7 +157,7 @@ def check_form(source: ArraySource, element_spec: Any) -> None:
 
 
 def check_overlap(source: ArraySource, trained: Any) -> None:
-    """Refuses public energy_data that are training data, as far as arrays can be seen."""
+    """Refuses public energy_data that are the arrays of the training data."""
     if not isinstance(trained, ArraySource):
         return
     reason = None

@@ -13,7 +13,7 @@ from tf_adadp.utils.checks import check_integer, check_number
 class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
     """η_t = η₀ · min(1, (t + 1)/warmup_steps) / √(1 + t/decay_steps), t = 0, 1, … the step.
 
-    Long steps while the signal is large, short ones once noise is most of what moves the weights,
+    Long steps while the signal is large, short ones when noise is most of each step,
     and no horizon to know beforehand: a run can be stopped by its budget, or go on. For `ADADP` and
     `DPRMSprop`, whose steps do not depend on the scale of the gradients or of the noise; where they
     find a rate, that is a part of this one.
@@ -24,7 +24,7 @@ class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         initial_learning_rate: η₀ > 0.
         decay_steps: > 0; after three times as many steps the rate is half of η₀.
-        warmup_steps: ≥ 1, an integer; 1 is no warm-up.
+        warmup_steps: ≥ 1, an integer; 1 for no warm-up.
 
     Example:
         >>> schedule = dp.InverseSqrtDecay(0.032, decay_steps=20, warmup_steps=5)

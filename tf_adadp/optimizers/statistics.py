@@ -1,4 +1,4 @@
-"""Statistics that a step releases beside its gradient, and the clip norm that follows from one."""
+"""Releases statistics with a step's gradient, and computes the clip norm from one of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,12 +50,12 @@ class Statistics:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Returns what is released beside the gradient, with each share of a step's budget."""
+        """Returns the statistics of a step, with each one's share of the step's budget."""
         count = {"count": self.l2_norm_clip.budget_share} if self.adapts_clip_norm else {}
         return {**count, "loss": self.loss_share} if self.loss_share else count
 
     def with_statistics(self, clipping_set: clipping.ClippingSet) -> clipping.ClippingSet:
-        """Makes a ball or ellipsoid of norm `current_clip_norm()` release `statistics` beside it.
+        """Makes a ball or ellipsoid of norm `current_clip_norm()` release `statistics` too.
 
         For `clipping_set` methods; where there are none, the set is returned as it is.
         """

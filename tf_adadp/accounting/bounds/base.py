@@ -1,4 +1,4 @@
-"""A `dp_accounting` accountant for any Rényi bound of the subsampled Gaussian mechanism."""
+"""Makes a `dp_accounting` accountant from a Rényi bound of the subsampled Gaussian mechanism."""
 
 import abc
 from collections.abc import Callable

@@ -27,7 +27,7 @@ _NEIGHBOURS = {
     _Relation.REPLACE_ONE: "replace",
     _Relation.REPLACE_SPECIAL: "replace by null",
 }
-# Loosest first. The last is no accountant and cannot become one: see `gaussian_dp`.
+# Loosest first. The last is an approximation, not a bound: see `gaussian_dp`.
 _CLT = "gdp_clt"
 _REMARKS = {
     "theorem1": "Theorem 1 of the ADADP paper, with its conversion",
@@ -55,7 +55,7 @@ class ComparedBound:
         statements about different things.
       epsilon: ε, None where this bound has none for these releases.
       is_guarantee: whether the true ε is proven to be at most this. False for "gdp_clt".
-      remark: where it comes from, or why there is no ε.
+      remark: its source, or the reason for a missing ε.
 
     Example:
         >>> comparison = accounting.compare(1.1, sampling_probability=0.01, steps=1000, delta=1e-5)
@@ -97,7 +97,7 @@ class _Run:
         return tuple(name for name in _REMARKS if name != _CLT or has_clt)
 
     def epsilon(self, name: str, delta: float) -> float:
-        """Returns ε by one bound; ValueError where it knows none."""
+        """Returns ε by one bound; raises ValueError if it has none."""
         if name != _CLT:
             return Composition((), self.relation).plus(self.charges).epsilon(delta, name)
         if any(is_non_private_key(key) for key, count in self.charges if count):
@@ -122,7 +122,7 @@ class Comparison:
     Bounds that have no ε for these releases are named below the table, each with the whole reason.
 
     Attributes:
-      title: what was compared.
+      title: the releases that are compared.
       delta: δ of every ε.
       rows: the figures, each labelled with the neighbouring relation it is for.
 
@@ -175,7 +175,7 @@ class Comparison:
         """Returns a `matplotlib.figure.Figure` of ε over the number of releases, all bounds.
 
         Needs matplotlib (pip install "tf_adadp[examples]"), which is imported here. Dotted lines
-        are for replace-one neighbours, the dashed one is no guarantee.
+        are for replace-one neighbours; the dashed line is not a guarantee.
 
         Args:
           points: readings along each line, ≥ 1.
@@ -191,7 +191,7 @@ class Comparison:
                 steps = _grid(run.steps, slow_points if name == "pld" else points)
                 try:
                     epsilons = [run.first(int(t)).epsilon(name, self.delta) for t in steps]
-                except ValueError:  # said in the table
+                except ValueError:  # the table gives the reason
                     continue
                 replaces = run.relation is _Relation.REPLACE_ONE
                 style = "--" if name == _CLT else ":" if replaces else "-"

@@ -1,4 +1,4 @@
-"""dp_accounting's conversion of Rényi bounds to (ε, δ), read in microseconds.
+"""Converts Rényi bounds to (ε, δ) as dp_accounting does, in microseconds.
 
 `dp_accounting`'s functions walk through all orders in Python, a quarter of a millisecond for its
 own 156: too long for a reading after every step. Here NumPy finds the order, and
@@ -16,7 +16,7 @@ def improved_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: float
     """Returns ε at δ in (0, 1): min_α rdp(α) + log(1 − 1/α) − log(δα)/(α−1), or 0 below.
 
     Source: Canonne, Kamath and Steinke 2020, Proposition 12; ε = 0 where δ ≥ √(1 − e^{−rdp}).
-    The same number as dp_accounting's `compute_epsilon` at all orders.
+    It equals dp_accounting's `compute_epsilon` at all orders.
 
     Args:
       orders: α > 1, [k].

@@ -1,9 +1,9 @@
-"""The central-limit figure of Gaussian differential privacy: an APPROXIMATION, no guarantee.
+"""Computes the central-limit figure of Gaussian differential privacy: an APPROXIMATION.
 
 Bu, Dong, Long and Su, "Deep Learning with Gaussian Differential Privacy" (2020, arXiv:1911.11607),
 section 3: as T → ∞ with q√T → constant, T steps on Poisson lots tend to μ-Gaussian differential
-privacy. At finite T the limit can lie below the true ε, so no accountant of this package is made
-of it, and no ledger accepts it. It is here to be compared with.
+privacy. At finite T the limit can be below the true ε, so no accountant of this package uses it
+and no ledger accepts it. It serves comparisons only.
 """
 
 import math
@@ -51,7 +51,7 @@ def clt_mu(noise_multiplier: float, sampling_probability: float, steps: int) -> 
 def clt_epsilon(
     noise_multiplier: float, sampling_probability: float, steps: int, delta: float
 ) -> float:
-    """Returns the ε that the limit has at δ. AN APPROXIMATION: the true ε may be larger.
+    """Returns ε of the limit at δ. AN APPROXIMATION: the true ε may be larger.
 
     The ε of one Gaussian of noise multiplier 1/μ, by dp_accounting's closed form.
 
@@ -70,7 +70,7 @@ def clt_epsilon(
 
 
 def clt_mu_of_events(charges: Iterable[tuple[dp_accounting.DpEvent, int]]) -> float | None:
-    """μ of a composition, √Σ μ²; None where an event is no Gaussian on all records or a lot."""
+    """Returns μ of a composition, √Σ μ²; None for events other than Gaussians."""
     total = 0.0
     for event, count in charges:
         q, gaussian = 1.0, event
@@ -103,9 +103,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def clt_sampling_probability(
     epsilon: float, delta: float, noise_multiplier: float, steps: int
 ) -> float:
-    """About the q at which `clt_epsilon` is ε > 0: where a search by an accountant may begin.
+    """Estimates the q at which `clt_epsilon` is ε > 0, the start of a search.
 
-    From ε ≈ μ²/2 + μ√(2 log(1/δ)), within a factor of two; 0 where μ is infinite whatever q.
+    From ε ≈ μ²/2 + μ√(2 log(1/δ)), within a factor of two; 0 if μ is infinite for every q.
     """
     tail = 2 * math.log(1 / delta)
     mu = math.sqrt(tail + 2 * epsilon) - math.sqrt(tail)

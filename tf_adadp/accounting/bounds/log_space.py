@@ -20,10 +20,10 @@ _DIGITS = 40
 
 
 def whole_orders(orders: int | Iterable[int], greatest: int) -> tuple[np.ndarray, bool]:
-    """Orders as an int array [k], and whether a single one was given. Integral floats pass.
+    """Returns orders as an int array [k], and whether a single one was given.
 
     Raises:
-      ValueError: an order is no whole number in 2..greatest.
+      ValueError: an order is not a whole number in 2..greatest.
     """
 
     def order(value) -> int:
@@ -38,7 +38,7 @@ def whole_orders(orders: int | Iterable[int], greatest: int) -> tuple[np.ndarray
 
 
 def log_expm1(x: float) -> float:
-    """log(e^x − 1) for x ≥ 0, without overflow; −∞ at 0, ∞ at ∞."""
+    """Returns log(e^x − 1) for x ≥ 0, without overflow; −∞ at 0, ∞ at ∞."""
     with np.errstate(divide="ignore"):
         return float(x + np.log(-np.expm1(-x)))
 

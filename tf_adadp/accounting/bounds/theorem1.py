@@ -1,4 +1,4 @@
-"""The Rényi bound of Theorem 1 of the ADADP paper, and an accountant that composes it.
+"""Computes the Rényi bound of Theorem 1 of the ADADP paper, and composes it.
 
 Theorem 1 of Xu, Shi, Liu, Zhao and Chen, "An Adaptive and Fast Convergent Approach to
 Differentially Private Deep Learning" (INFOCOM 2020), applies the bound of Wang, Balle and
@@ -52,7 +52,7 @@ def rdp_theorem1(
       for σ < 1e-7.
 
     Raises:
-      ValueError: an argument is out of range, or an order is no whole number in 2..64.
+      ValueError: an argument is out of range, or an order is not a whole number in 2..64.
 
     Source: module docstring.
 
@@ -96,8 +96,8 @@ def classical_delta(orders: Sequence[float], rdp: Sequence[float], epsilon: floa
 class Theorem1Accountant(BoundAccountant):
     """A `dp_accounting` accountant with the paper's bound, orders and conversion to (ε, δ).
 
-    What it supports, and at which noise multiplier: see `BoundAccountant`. Full samples (q = 1)
-    cost what the Gaussian costs, which is less than Theorem 1 says of q just below 1.
+    `BoundAccountant` lists the supported events and their multipliers. Full samples (q = 1)
+    cost as much as the Gaussian, which is less than Theorem 1 gives for q just below 1.
 
     It is looser than `dp_accounting.rdp.RdpAccountant`; it is here to state the paper's figures.
 
@@ -113,7 +113,7 @@ class Theorem1Accountant(BoundAccountant):
     to_delta = staticmethod(classical_delta)
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
-        """Theorem 1 at the orders 2..64."""
+        """Returns Theorem 1 at the orders 2..64."""
         return rdp_theorem1(noise_multiplier, sampling_probability, self.ORDERS)
 
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:

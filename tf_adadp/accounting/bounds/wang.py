@@ -1,4 +1,4 @@
-"""Rényi bounds of Wang, Balle and Kasiviswanathan for lots drawn without replacement.
+"""Computes Rényi bounds of Wang, Balle and Kasiviswanathan for lots drawn without replacement.
 
 "Subsampled Rényi Differential Privacy and Analytical Moments Accountant" (AISTATS 2019,
 arXiv:1808.00087): Theorem 9 for any mechanism, Theorem 27 for those, here the Gaussian, whose
@@ -161,7 +161,7 @@ def _gaussian_factors(sigma: float) -> np.ndarray:
 
 
 class _WangAccountant(BoundAccountant):
-    """Orders and conversion of both theorems."""
+    """Holds orders and conversion of both theorems."""
 
     ORDERS = WANG_ORDERS
     to_epsilon = staticmethod(improved_epsilon)
@@ -171,8 +171,8 @@ class _WangAccountant(BoundAccountant):
 class WangTheorem9Accountant(_WangAccountant):
     """A `dp_accounting` accountant with Theorem 9 of Wang et al. for the Gaussian.
 
-    Orders `WANG_ORDERS`; conversion as `dp_accounting.rdp.RdpAccountant`'s. What it supports, and
-    at which noise multiplier: see `BoundAccountant`.
+    Orders `WANG_ORDERS`; conversion as in `dp_accounting.rdp.RdpAccountant`. For the events and
+    their noise multipliers see `BoundAccountant`.
 
     Example:
         >>> law = accounting.PoissonSampling(num_examples=60000, expected_size=600)
@@ -182,7 +182,7 @@ class WangTheorem9Accountant(_WangAccountant):
     """
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
-        """Theorem 9 with the Gaussian's own ε(j) = j/(2σ²)."""
+        """Returns Theorem 9 with the Gaussian's own ε(j) = j/(2σ²)."""
         if noise_multiplier < LEAST_NOISE_MULTIPLIER:
             return np.full(len(self.ORDERS), np.inf)
         return rdp_wang_theorem9(
@@ -201,5 +201,5 @@ class WangTheorem27Accountant(_WangAccountant):
     """
 
     def sampled_rdp(self, noise_multiplier: float, sampling_probability: float) -> np.ndarray:
-        """Theorem 27, capped."""
+        """Returns Theorem 27, capped."""
         return rdp_wang_theorem27(noise_multiplier, sampling_probability, self.ORDERS)

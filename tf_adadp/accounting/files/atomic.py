@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files atomically."""
 
 import contextlib
 import os
@@ -16,10 +16,10 @@ def write_atomically(path: str | os.PathLike, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yields a new name beside `path`; the file written there replaces `path`, at once and durably.
+    """Yields a new name in the folder of `path`; the file written there replaces it atomically.
 
-    It has the suffixes of `path`, and gets its mode. After an exception `path` is as it was; a
-    crash may leave the other name, which starts with a dot.
+    The file has the suffixes and the mode of `path`. After an exception `path` is unchanged; a
+    crash may leave the file of the new name, which starts with a dot.
     """
     path = pathlib.Path(path).resolve()  # of a link, the file that it leads to
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp.{path.name}")
@@ -36,7 +36,7 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-    """Makes durable which names there are beside `path`, where the system can."""
+    """Syncs the folder of `path`, if the system can."""
     with contextlib.suppress(OSError):  # a directory cannot be synced everywhere
         directory = os.open(path.parent, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""The ledger's document: versioned JSON with a checksum.
+"""Reads and writes the ledger's document: versioned JSON with a checksum.
 
-The checksum tells damage and careless edits from a ledger; it is no signature, whoever can write
+The checksum detects damage and careless edits. It is not a signature: anyone who can write
 the file can also write a matching checksum.
 """
 
@@ -63,7 +63,7 @@ def parse_document(text: str) -> Mapping[str, Any]:
 
 
 def checksum_of(content: Any) -> str:
-    """Returns the SHA-256 of JSON content, whatever the order of its keys.
+    """Returns the SHA-256 of JSON content, for any order of its keys.
 
     Raises:
       ValueError: it holds a number that is not finite.

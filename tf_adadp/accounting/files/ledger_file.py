@@ -1,4 +1,4 @@
-"""The ledger file of a running training: locked, written ahead, never behind what was released."""
+"""Keeps the ledger file of a running training: locked, and written before the releases."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ class LedgerFile:
 
     Raises:
       BlockingIOError: another run has it open; the message names file and holder.
-      ValueError: the file is no usable ledger; it is left as it is.
+      ValueError: the file is not a usable ledger; it is not changed.
       OSError: the file cannot be read, or its lock cannot be made.
     """
 
@@ -48,7 +48,7 @@ class LedgerFile:
         Raises:
           RuntimeError: after `close`, or in a child of `os.fork`.
           ValueError: someone else changed the file; it is left as it is.
-          OSError: the file cannot be written; what it held is still there.
+          OSError: the file cannot be written; its old content is still there.
         """
         if not self._lock.held:
             raise RuntimeError(
@@ -69,7 +69,7 @@ class LedgerFile:
         self._lock.release()
 
     def _state(self) -> tuple | None:
-        """Returns what tells the file from a later one; None if there is no file."""
+        """Returns a mark that distinguishes the file from later ones; None if there is no file."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:

@@ -36,7 +36,7 @@ class FileLock:
                 "Leave ledger_path out, and call ledger.save(path) yourself",
                 os.fspath(path),
             )
-        real = pathlib.Path(path).resolve()  # a link to the file is no second way in
+        real = pathlib.Path(path).resolve()  # a link has the same lock
         self._path = real.with_name(f".{real.name}.lock")
         self._process = _process.token()
         self._file = None
@@ -71,7 +71,7 @@ class FileLock:
     def release(self) -> None:
         """Lets others write. Nothing happens where it is not held."""
         if self.held:
-            # Removed while held: whoever opened it meanwhile sees that it is not the file there.
+            # Removed while held: a process that opened it meanwhile finds another file there.
             self._path.unlink(missing_ok=True)
         self._forget()
 

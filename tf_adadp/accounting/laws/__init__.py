@@ -2,7 +2,7 @@
 
 A law is made by the object that samples and travels with its lots to the ledger, so that the
 sampling probability charged can never differ from the one used. A user who samples by other means
-may state the law (`declared=True`); every report then says that the law was only stated.
+may declare the law (`declared=True`); every report then states this.
 
 One file per law, and one line here.
 

@@ -78,7 +78,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def max_lot_size(self) -> int | None:
-        """Returns the largest size of a lot; None where that is no public constant."""
+        """Returns the largest size of a lot; None if it is not a public constant."""
         return None
 
     @property
@@ -215,7 +215,7 @@ class SamplingLaw(abc.ABC):
         return False
 
     def affordable_steps(self, events: int, position: int = 0) -> int:
-        """Returns the number of further steps that `events` events pay for; see `charges`."""
+        """Returns the number of further steps that `events` events cover; see `charges`."""
         return events * self.lots_per_pass + -position % self.lots_per_pass
 
     @abc.abstractmethod
@@ -227,7 +227,7 @@ class SamplingLaw(abc.ABC):
         """Returns one sentence, without the note on declared laws."""
 
     def describe(self) -> str:
-        """Returns one sentence for people; says so where the law is declared by the user."""
+        """Returns one sentence for people, which states if the user declared the law."""
         note = " (declared by the user, not enforced by a sampler)" if self.declared else ""
         return self._summary() + note
 

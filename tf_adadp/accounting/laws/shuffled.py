@@ -43,7 +43,7 @@ class ShuffledSampling(_OneSizeSampling):
         return self.num_examples // self.size
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
-        """Returns Gaussian(σ*/2), microbatched or not: what a whole PASS costs."""
+        """Returns Gaussian(σ*/2), the cost of a whole PASS, with and without microbatches."""
         noise_multiplier = check_noise_multiplier(noise_multiplier)
         if noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()

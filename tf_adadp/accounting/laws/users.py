@@ -32,7 +32,7 @@ class UserSampling(SamplingLaw):
       num_users: U ≥ 1, public.
       expected_users: expected number of users in a lot, in (0, U].
       max_records_per_user: k ≥ 1.
-      expected_size: L in (0, k · expected_users], what sums are divided by: a PUBLIC guess of the
+      expected_size: L in (0, k · expected_users], the divisor of sums: a PUBLIC guess of the
         number of records in a lot, not one counted in the data.
       declared: True where the user of this package states the law.
 

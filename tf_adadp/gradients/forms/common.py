@@ -1,4 +1,4 @@
-"""Holds what the forms share: shapes, weights, scales, margins for the rounding of products."""
+"""Holds shared parts of the forms: shapes, weights, scales, margins for rounding."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales
 
 
 def with_shape(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """Returns a tensor whose static shape says at least this; see `tf.ensure_shape`.
+    """Returns a tensor with at least this static shape; see `tf.ensure_shape`.
 
     Adds no operation where it does so already: a graph of thousands takes long to prepare.
     """

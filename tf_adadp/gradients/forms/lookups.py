@@ -23,7 +23,7 @@ class Lookups(RowGradients):
         outputs: d, float [B, T, o].
         shape: (V, o).
 
-    Norms are those of the distinct rows: what an index gets twice is added first. No one-hot
+    Norms are those of the distinct rows: gradients of a repeated index are added first. No one-hot
     matrix is formed; memory is that of d and of T² comparisons.
     """
 
@@ -84,7 +84,7 @@ class Lookups(RowGradients):
         squares = tf.reduce_sum(squares, axis=1) * (1.0 + (places + 4.0) * ROUNDOFF)
 
         def weighted_sum(weights):
-            # Not of d and the centre: what they cancel to is rounded once, as in the norm.
+            # Not of d and the centre: their difference is rounded once, as in the norm.
             total = self._scattered(common.weighted(differences, weights))
             if center is not None:
                 used = self._scattered(tf.where(first, weights[:, None], 0.0)[:, :, None])

@@ -131,7 +131,7 @@ class OuterProducts(Factored):
         bounds = tf.broadcast_to(
             self.layout.to_matrix(bounds), [self.layout.num_rows, self.layout.num_columns]
         )
-        # A weight in [0, 1] of a clipped product is no clipped product of weighted rows.
+        # A weight in [0, 1] of a clipped product is not a clipped product of weighted rows.
         a, d = common.zeroed(self._a, weights), common.zeroed(self._d, weights)
         count = -(-tf.shape(a)[0] // _ROWS_PER_SUM)
         padding = count * _ROWS_PER_SUM - tf.shape(a)[0]

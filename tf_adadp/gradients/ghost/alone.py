@@ -33,7 +33,7 @@ class AloneCall:
         call: its own `call`.
         variables: {id of a trainable Keras variable: its number}.
         args, kwargs: of the call.
-        follower: knows what the tensors among them are.
+        follower: has the values of the tensors among them.
 
     Attributes:
         layer: the layer.
@@ -66,7 +66,7 @@ class AloneCall:
                 )
             )
         self._elements = [self._flat[i] for i in self._places], seeds
-        # Also those that are not trained: an inner scope does not know the values of an outer one.
+        # Also those that are not trained: an inner scope does not have the values of an outer one.
         others = {id(v) for v in (*trainable, *self._states)}
         self._others = [(v, v.value) for v in layer.variables if id(v) not in others]
         self._values = [tf.convert_to_tensor(v.value) for v in trainable]

@@ -12,7 +12,7 @@ from tf_adadp.utils.keras_compat import math_grad
 
 @contextlib.contextmanager
 def broadcasts_by(dims_of: Callable[[tf.Tensor], Dims]) -> Iterator[None]:
-    """Lets `tf.gradients` know what was broadcast, though the number of examples is unknown.
+    """Tells `tf.gradients` which operands were broadcast if the number of examples is unknown.
 
     By itself it asks when the graph runs, with eight operations for each sum or product of two
     tensors. They were half of the graph of a recurrent layer.

@@ -1,6 +1,6 @@
 """The part of each example in a loss that a layer adds for a whole batch (`add_loss`).
 
-Such a loss is a number: a sum or a mean over the batch, and what follows on it. Its value for one
+Such a loss is a number: a sum or a mean over the batch, and functions of it. Its value for one
 example is that of a batch of one, so the sum or mean over the examples is left out.
 """
 

@@ -19,7 +19,7 @@ class PlannedGradient:
         form: "outer" (norms from two vectors), "gram" (from a Gram matrix), "lookups" (from the
             rows looked up), "materialized" (gradients formed).
         size: the weight's number of entries.
-        multiplications, floats: per example, for norm and sum, and what is held for it.
+        multiplications, floats: per example, for norm and sum, and the memory for it.
     """
 
     layer: str
@@ -42,9 +42,9 @@ class GradientPlan:
         gradients: tuple of `PlannedGradient`, empty for the plain engine.
         num_scalars: the number of trainable scalars.
         mapped: names of the layers that are mapped example by example.
-        obstacles: what kept the engine from following the whole model; None where it did not try.
+        obstacles: reasons why the engine cannot follow the whole model; None if it did not try.
         dropped: paths of variables that the model writes in training; private steps drop that.
-        captured: names of the tensors that the model holds and that are no weights: constants, by
+        captured: names of the tensors that the model holds and that are not weights: constants, by
             the word of who made the model.
     """
 
@@ -66,7 +66,7 @@ class GradientPlan:
 
     @property
     def mixing(self) -> tuple[str, ...]:
-        """Tells what kept the engine from following the whole model, with operation and line."""
+        """Names the obstacles to following the whole model, with operation and line."""
         return tuple(str(obstacle) for obstacle in self.obstacles or ())
 
     def __str__(self) -> str:

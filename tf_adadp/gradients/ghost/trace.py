@@ -1,6 +1,6 @@
 """Traces a model and its losses for a batch, and proves that no example feels another one.
 
-What is proven is what runs: the graph that is traced here, with the number of examples unknown, is
+The proof covers the graph that runs: the graph traced here, with the number of examples unknown, is
 the one that training calls.
 """
 
@@ -47,7 +47,7 @@ _LONGEST_UNROLLED = 64
 
 
 class CannotFollow(BaseException):
-    """The ghost pass cannot follow a model; the message says where and why.
+    """Raised if the ghost pass cannot follow a model; the message names the place and the reason.
 
     Never leaves this package. No `Exception`, since Keras would rewrite the message of one that is
     raised while a layer is called.
@@ -115,7 +115,7 @@ def trace_model(example_loss: ExampleLoss, element_spec: Any, loss_scale: float 
 
 
 def obstacles_of(example_loss: ExampleLoss, element_spec: Any) -> tuple[Obstacle, ...]:
-    """Returns what keeps a batch from being followed through a model; nothing where all is proven.
+    """Returns the obstacles to following a batch through a model; none if all is proven.
 
     Args:
         example_loss, element_spec: see `Trace`.

@@ -57,7 +57,7 @@ def has_own_gradient(op: tf.Operation) -> bool:
 
 
 class _Use:
-    """An operation with what is known of its operands."""
+    """Holds an operation and the values of its operands."""
 
     def __init__(self, op, values, output, d):
         self.op, self.values = op, values
@@ -137,7 +137,7 @@ def _product(use, place):
 
 
 def _contracted(x, x_labels, d, z_labels, weight, shape):
-    """Σ x·d over what is not in the weight: [B, *shape]."""
+    """Returns Σ x·d over the axes that the weight lacks: [B, *shape]."""
     letters = {}
     for name in (*x_labels, *z_labels):
         letters.setdefault(name, chr(ord("a") + len(letters)))
@@ -294,7 +294,7 @@ def _spread(use, place):
 
 
 def _entries(use, place, d):
-    """Sums gradients [B, (m,) ...] of a broadcast operand over what it was broadcast along."""
+    """Sums gradients [B, (m,) ...] of a broadcast operand over its broadcast axes."""
     shape, value = use.shape(place), use.output
     if value.stride > 1:
         d = tf.reduce_sum(d, 1)

@@ -1,8 +1,8 @@
 """Follows a batch of examples through a graph, operation by operation.
 
 Guarantee: an output that is `Rows` has, for one example, entries that no other example's data, nor
-their number, can change, whatever the values. It rests on the rule of each operation alone, not on
-what layers or functions are called. What has no rule is `Mixed`, and so is all that follows.
+their number, can change, for any values. It rests on the rule of each operation alone, not on
+the layers and functions called. Operations without a rule, and all that use them, are `Mixed`.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from tf_adadp.gradients.proof.rules.registry import plain
 from tf_adadp.gradients.proof.values import Dims, Mixed, Mixes, Public, Rows, Value, public, rows
 from tf_adadp.utils.keras_compat import op_def_registry
 
-# Stateful by TensorFlow's word, and without an effect: they read what training does not change.
+# TensorFlow marks them as stateful, but they only read values that training does not change.
 _READS = {
     "ReadVariableOp", "VarHandleOp", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2",
     "VarIsInitializedOp", "VariableShape", "StatelessRandomGetAlg",
@@ -37,7 +37,7 @@ _LARGEST_CONSTANT = 64  # numbers of a constant that may be an argument
 
 
 class Follower:
-    """Knows what each tensor of a graph is, and where weights meet examples.
+    """Holds the value of each tensor of a graph, and the places where weights meet examples.
 
     Attributes:
         uses: the operations that join trainable weights with examples.
@@ -54,11 +54,11 @@ class Follower:
         self.effects: list[tf.Operation] = []
 
     def set(self, tensor: tf.Tensor, value: Value) -> None:
-        """Declares what a tensor is: an input of the graph."""
+        """Declares the value of an input of the graph."""
         self._values[tensor.name] = value
 
     def of(self, tensor: tf.Tensor) -> Value:
-        """Returns what a tensor is."""
+        """Returns the value of a tensor."""
         return self._values[tensor.name]
 
     def dims(self, tensor: tf.Tensor) -> Dims:
@@ -111,12 +111,12 @@ class Follower:
         return found
 
     def _holds(self, op):
-        """Tells whether an operation asserts what is so for every batch."""
+        """Tells whether an operation asserts a fact that holds for every batch."""
         value = self.of(op.inputs[0]) if op.type == "Assert" else None
         return isinstance(value, Public) and value.value is not None and value.value.item()
 
     def _clamped(self, op):
-        """Returns the number c in min(c, max(m, x)) with c ≤ m, whatever x is; or None."""
+        """Returns the number c in min(c, max(m, x)) with c ≤ m, for any x; or None."""
         if op.type != "Minimum" or op.outputs[0].shape.rank != 0:
             return None
         for outer, inner in (op.inputs, reversed(op.inputs)):

@@ -1,4 +1,4 @@
-"""Names what keeps a batch from being followed: the operation, the layer and the line of code."""
+"""Names obstacles to following a batch, each with operation, layer and line of code."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ _LIBRARIES = (
 )
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _PACKAGE = os.path.join(os.path.abspath(__file__).rpartition("gradients")[0], "")
-# What TensorFlow puts above the error of a traced function, or of its run.
+# Lines that TensorFlow puts above the error of a traced function, or of its run.
 _FRAMES = re.compile(
     r"^\s*(in user code:|Graph execution error:|Detected at node .*|<stack frames unavailable>"
     r'|File ".*", line \d+, in .*\n.*)$',
@@ -34,12 +34,12 @@ class Obstacle:
     """Tells where a batch could not be followed through a model, and why.
 
     Attributes:
-        reason: what is done there, with the operation.
+        reason: the problem there, with the operation.
         layer: the name of the layer or model, or None.
         place: the same with its class and the line, for messages.
         line: file and line of the user's code that asks for the operation, or "" where Keras does.
-        apart: whether examples are known to stay apart: only the form of a gradient is missing.
-        unknown: whether the operation has no rule, rather than one that says that examples meet.
+        apart: True if examples are proven to stay apart: only the form of a gradient is missing.
+        unknown: True if the operation has no rule; False if its rule finds that examples meet.
         by_keras: whether the operation is one of Keras's own code.
     """
 
@@ -68,7 +68,7 @@ def of_operation(
 
 
 def of_error(error: Exception, layer: keras.Layer | None = None) -> Obstacle:
-    """Describes what code of the user's raises while it is traced for a batch."""
+    """Describes an error of the user's code while it is traced for a batch."""
     reason = f"it cannot be traced for a batch: {first_line(error)}"
     if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):  # whose advice is no way out
         reason = "it branches, or loops, in Python on values of tensors"

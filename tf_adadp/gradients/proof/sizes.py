@@ -1,4 +1,4 @@
-"""Sizes that may be a multiple of the number of examples, and what TensorFlow computes with them.
+"""Follows sizes that may be a multiple of the number of examples, and computations with them.
 
 A model reshapes by shapes that it reads from tensors. With B, the number of examples in the batch,
 unknown, such a shape has entries c·Bᵏ. They are followed exactly, or not at all: with NumPy arrays
@@ -115,7 +115,7 @@ def integers(value: np.ndarray | None) -> list:
     return [_whole(v) for v in value.flat]
 
 
-# --- what operations make of such numbers -------------------------------------------------------
+# --- operations on such numbers -----------------------------------------------------------------
 
 
 def evaluate(op: tf.Operation, values: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:

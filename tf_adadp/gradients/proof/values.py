@@ -1,4 +1,4 @@
-"""Describes what is known of a tensor while a batch is followed through a graph.
+"""Describes the proven facts about a tensor while a batch is followed through a graph.
 
 A tensor is `Public` (no example reaches it), `Rows` (entry b along one axis depends on example b
 alone) or `Mixed`.
@@ -81,7 +81,7 @@ Value = Public | Rows | Mixed
 
 
 class Mixes(Exception):
-    """Raised by a rule where an operation does not keep examples apart; the message says why."""
+    """Raised by a rule if an operation mixes examples; the message gives the reason."""
 
 
 def public(tensor: tf.Tensor, value=None, *, weights=frozenset(), secret=False, sized=False):

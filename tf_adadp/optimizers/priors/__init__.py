@@ -1,4 +1,4 @@
-"""Priors: what past releases, or public facts, say about the size of each gradient coordinate."""
+"""Priors: estimates of each gradient coordinate's size, from past releases or public facts."""
 
 from tf_adadp.optimizers.priors.base import Prior
 from tf_adadp.optimizers.priors.exponential import ExponentialPrior

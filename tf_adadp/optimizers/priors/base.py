@@ -21,10 +21,10 @@ class Prior(abc.ABC):
     for raises it. r ≡ 1 is DP-SGD's noise.
 
     Guarantee: a prior is fed with released vectors and public facts only, so its shape is
-    post-processing and costs no privacy. r is at most √m for m trainable scalars, whatever the
+    post-processing and costs no privacy. r is at most √m for m trainable scalars, for any
     releases are.
 
-    A new prior is one subclass: `update` takes releases in, `moments` says what they amount to;
+    A new prior is one subclass: `update` receives releases, `moments` returns the estimate;
     state is made in `_build` with `add_variable`. The shape is worked out once after every release
     and kept by the optimizer, so that clipping and noise cannot differ in it. Arguments go through
     `get_config`, with `@keras.saving.register_keras_serializable()` on the class, and a model that

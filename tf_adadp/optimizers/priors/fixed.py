@@ -1,4 +1,4 @@
-"""Priors from public facts: the shape of the model, or scales that the user knows."""
+"""Priors from public facts: the shape of the model, or scales that the user gives."""
 
 import abc
 import math
@@ -74,7 +74,7 @@ class EqualLayersPrior(_Fixed):
 
 @keras.saving.register_keras_serializable(package="tf_adadp")
 class FixedPrior(_Fixed):
-    """Scales that are known beforehand: r ∝ the scale given for each variable.
+    """Uses public scales: r ∝ the scale given for each variable.
 
     For public knowledge of the data, such as the units of columns or a spectrum that was released.
     Scales must not come from the private data otherwise: nothing here accounts for them.

@@ -148,7 +148,7 @@ class PooledMoments:
 
 
 def _explained(between, error):
-    """ρ, the share of a spread that is no estimation error; 0 where there is no spread."""
+    """Returns ρ, the share of a spread that is not estimation error; 0 for no spread."""
     rho = tf.maximum(1.0 - tf.math.divide_no_nan(error, between), 0.0)
     return tf.where(between > 0.0, rho, 0.0)
 

@@ -1,4 +1,4 @@
-"""The table of rules, and what they share."""
+"""Holds the table of rules, and their shared code."""
 
 from collections.abc import Callable
 

@@ -75,7 +75,7 @@ def _same_for_all(bounds, places):
 
 @rule("StridedSlice")
 def strided_slice(op, values):
-    """Takes all of the axis of the examples, and what it wants of the others."""
+    """Takes the whole axis of the examples, and any part of the others."""
     value, *bounds = values
     if not isinstance(value, Rows):
         raise Mixes("is cut where examples say")
