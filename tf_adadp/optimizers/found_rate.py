@@ -37,10 +37,10 @@ class FoundRate(DPOptimizer):
 
     with f_l in [0.3, 1], from 1 on. G is what the last step gained to first order, S the slope that
     is left behind it, above 0 where the loss rises again: a tensor slows down while its steps end
-    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the size
-    of its noise (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, because RMSprop's
-    average contains the noise of g̃_{t−1} too. If the step is divided by a shape r, so are g̃ and s in
-    P.
+    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the
+    size of its noise (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, because
+    RMSprop's average contains the noise of g̃_{t−1} too. If the step is divided by a shape r, so
+    are g̃ and s in P.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
@@ -50,8 +50,8 @@ class FoundRate(DPOptimizer):
     Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
     releases: m and f are post-processing.
 
-    A loss below 0 sets no limit. A loss above the larger of C and its gradient's norm counts as that
-    value, so m is lower than necessary if steps are many times longer than 1.
+    A loss below 0 sets no limit. A loss above the larger of C and its gradient's norm counts as
+    that value, so m is lower than necessary if steps are many times longer than 1.
 
     Args:
         learning_rate: None for the above; a float or a Keras schedule is used unchanged. A box and

@@ -24,7 +24,7 @@ _RELATIONS = {
 }
 # The norm by which one record moves the upper triangle of A, under each relation.
 _SENSITIVITY = {"add_or_remove": 1.0, "replace_one": math.sqrt(2.0)}
-# NumPy's warnings of overflow and the like, which may be errors, would tell what the data hold.
+# NumPy's warnings, e.g. of overflow, depend on the data, and may be turned into errors.
 _SILENT = functools.partial(np.errstate, all="ignore")
 _FITTED = ("components_", "explained_variance_", "explained_variance_ratio_")
 
@@ -216,7 +216,7 @@ class DPPCA:
 
         Raises:
             RuntimeError: before `fit`.
-            TypeError, ValueError: x is no such thing, or has another number of features.
+            TypeError, ValueError: x has another form, or another number of features.
         """
         self._check_fitted("transform")
         prepare = unit_rows if self.normalize else raw_rows
@@ -241,9 +241,9 @@ class DPPCA:
         return z @ self.components_
 
     def layer(self, name: str | None = None) -> PCAProjection:
-        """Makes a `PCAProjection` that does what `transform` does, on raw inputs within a model.
+        """Makes a `PCAProjection` that applies `transform` to raw inputs within a model.
 
-        A `DPModel` that contains it reports an ε that includes what its components cost.
+        A `DPModel` that contains it reports an ε that includes the cost of its components.
 
         Raises:
             RuntimeError: before `fit`.
@@ -276,7 +276,7 @@ class DPPCA:
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
-        """Makes an object, not fitted, from what `get_config` gave."""
+        """Builds an object, not fitted, from the result of `get_config`."""
         return cls(**config)
 
     def save(self, path: str | os.PathLike) -> None:

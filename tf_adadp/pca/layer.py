@@ -23,9 +23,9 @@ class PCAProjection(keras.layers.Layer):
     number d; outputs [B, k]. Inputs of zeros, or with a NaN or an infinity, count as zeros, as in
     `DPPCA`. The components C [k, d] are not trainable and are saved with the model.
 
-    Guarantee: each example is treated by itself. What the components cost is in `ledger`, which
-    lies beside them in weights, configs and clones, and which a `DPModel` that contains the layer
-    takes over into its own.
+    Guarantee: each example is processed independently. `ledger` has the cost of the components. It
+    is saved with them in weights, configs and clones, and a `DPModel` that contains the layer
+    merges it into its own.
 
     Args:
         n_components: k.
@@ -120,13 +120,13 @@ class PCAProjection(keras.layers.Layer):
         return (input_shape[0], self.n_components)
 
     def save_own_variables(self, store: MutableMapping) -> None:
-        """Writes the ledger beside the components."""
+        """Writes the components and the ledger."""
         super().save_own_variables(store)
         if self.ledger is not None:
             store["ledger"] = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
 
     def load_own_variables(self, store: Mapping) -> None:
-        """Reads the components, and adds what they cost to what is known."""
+        """Reads the components, and adds their cost to the ledger."""
         if "ledger" in store:
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
             if self.ledger is None or self._awaits_ledger:

@@ -1,6 +1,6 @@
-"""Makes rows of records: numeric, flat, and of L2 norm below 1 whatever they hold.
+"""Makes rows of records: numeric, flat, and of L2 norm below 1 for any content.
 
-What is refused here depends on shapes and types alone, never on values.
+Errors raised here depend on shapes and types alone, never on values.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 # Rows are normalised to this and not to 1, so that rounding cannot carry a release past its
-# sensitivity. What it leaves free, 2⁻²³, is more than the rounding of norms (d·2⁻⁵³) and of the sum
+# sensitivity. The margin, 2⁻²³, is more than the rounding of norms (d·2⁻⁵³) and of the sum
 # of BLOCK × BLOCK products over N rows (2·N·BLOCK·2⁻⁵³): enough for two million records. It scales
 # all rows alike, which no direction feels.
 LENGTH = 1.0 - 2.0**-24

@@ -1,1 +1,1 @@
-"""Keeps what outlives a run: the ledger of a set of weights, files, private state."""
+"""Saves data that outlive a run: the ledger of a set of weights, files, private state."""

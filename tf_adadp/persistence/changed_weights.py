@@ -35,7 +35,7 @@ def forget_left(variables: Sequence[keras.Variable]) -> None:
 
 
 def note_changes(variables: Sequence[keras.Variable], ledger: PrivacyLedger) -> None:
-    """Records in a ledger, once, that variables are not what private training left."""
+    """Records in a ledger, once, that variables changed after private training."""
     for variable in variables:
         left = attached(variable, LEFT)
         if left is not None and not np.array_equal(corner(variable), left, equal_nan=True):

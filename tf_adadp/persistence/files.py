@@ -17,7 +17,7 @@ def whole_file(
 ) -> Iterator[str | os.PathLike]:
     """Yields where to write so that the file at `path` is replaced at once, and durably.
 
-    That is `path` itself where it is no single local `.weights.h5` or `.keras` file: sharded,
+    That is `path` itself if it is not a single local `.weights.h5` or `.keras` file: sharded,
     remote, a folder, or one that the user is to be asked about (`overwrite=False`).
     """
     name = os.fspath(path)
@@ -35,7 +35,7 @@ def check_whole(path: str | os.PathLike) -> None:
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it is no whole `.h5` or `.keras` file.
+        OSError: it is not a whole `.h5` or `.keras` file.
     """
     name = os.fspath(path)
     if _is_remote(name) or not name.endswith((".h5", ".keras")):

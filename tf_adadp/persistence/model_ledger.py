@@ -24,14 +24,14 @@ _NO_LEDGER = (
 
 
 class ModelLedger:
-    """The ledger of the weights of one `DPModel`, and what was seen of weights and optimizer.
+    """Holds the ledger of one `DPModel`'s weights, and the last state of weights and optimizer.
 
     Weights, optimizer state and ledger belong together. Where one of them comes without the
     others, the ledger says that its history is unknown, and `epsilon` refuses to report.
 
     Args:
         model: the `DPModel`.
-        ledger: what its weights cost before, as the user gives it; None for a new ledger.
+        ledger: the earlier cost of its weights, as the user gives it; None for a new ledger.
     """
 
     def __init__(self, model: keras.Model, ledger: PrivacyLedger | None = None):
@@ -84,7 +84,7 @@ class ModelLedger:
         self._of_weights.replace(ledger)
 
     def paid_by(self, ledger: PrivacyLedger) -> None:
-        """Attaches a ledger that paid for all releases about these weights, in place of others."""
+        """Attaches a ledger that covers all releases about these weights, and replaces others."""
         self._of_weights.paid_by(ledger)
 
     def follow(self, optimizer: Any) -> None:
@@ -122,7 +122,7 @@ class ModelLedger:
         return ledger
 
     def _check_charged(self, ledger):
-        """Refuses releases and steps that the ledger does not know of."""
+        """Refuses releases and steps that are not in the ledger."""
         uncharged = uncharged_releases(self._model.weights)
         if uncharged:
             raise ValueError(
@@ -141,7 +141,7 @@ class ModelLedger:
             )
 
     def to_json(self) -> str:
-        """Returns the ledger as JSON, as it is kept beside saved weights."""
+        """Returns the ledger as JSON, as it is saved with weights."""
         self.close_uncharged()
         return self.current().to_json()
 
@@ -213,5 +213,5 @@ class LedgerState(tf.train.experimental.PythonState):
         return self._ledger.to_json().encode()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Merges the ledger of what is being restored into the model's."""
+        """Merges the ledger of a restored file into the model's."""
         self._ledger.take_over(string_value.decode())

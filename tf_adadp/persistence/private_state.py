@@ -6,7 +6,7 @@ has a key, and no noise is ever drawn under the same key and step for two releas
 goes on after saving, and not where it is killed in between. What this cannot see are copies of the
 file; see `DPModel.load_private_state`.
 
-The file is JSON with a checksum, which tells damage and careless edits, and is no signature. It is
+The file is JSON with a checksum, which detects damage and careless edits, not forgery. It is
 bound to the optimizer's class and steps, and to the ledger: to every entry and its count.
 """
 
@@ -32,14 +32,14 @@ _FIELDS = {"id", "optimizer", "iterations", "ledger", "keys", "lots"}
 
 
 class Charged(Protocol):
-    """The charges of an optimizer, as far as they are restored."""
+    """Holds the restored part of an optimizer's charges."""
 
     def settle(self) -> None:
         """Counts every release as charged."""
 
 
 class Keyed(Protocol):
-    """A private optimizer, as far as its keys and their releases go."""
+    """Declares the part of a private optimizer that concerns keys and their releases."""
 
     built: bool
     seed: int | None
@@ -54,7 +54,7 @@ class LotsInUse:
     """The lots of a `fit`, without their data.
 
     Attributes:
-        key: what they are drawn with; None once a file has it.
+        key: their key; None once a file has it.
         law: their sampling law.
         counter: counts the steps that were handed out, to whomever.
         first, end: the steps that the `fit` took for itself, end excluded.
@@ -112,7 +112,7 @@ def save(
     Args:
         path: a file that does not exist.
         optimizer: the private optimizer.
-        ledger: what was charged for it.
+        ledger: the charges for it.
         lots: those that it was trained on; None where they have no secret key.
         position: how many of them were used.
 
@@ -147,7 +147,7 @@ def load(path: str | os.PathLike, optimizer: Keyed, ledger: PrivacyLedger) -> di
     """Takes the keys out of a file, and deletes it.
 
     Returns:
-        What `resume_lots` needs; None where the lots had no secret key.
+        the argument of `resume_lots`; None if the lots had no secret key.
 
     Raises: see `DPModel.load_private_state`.
     """
@@ -222,7 +222,7 @@ def _check_has_secrets(optimizer):
 
 
 def _fingerprint(ledger):
-    """Returns number and checksum of all releases, whatever the order of the entries."""
+    """Returns number and checksum of all releases, for any order of the entries."""
     entries = sorted((entry.id, entry.count) for entry in ledger.entries)
     return {"releases": ledger.steps, "sha256": checksum_of(entries)}
 

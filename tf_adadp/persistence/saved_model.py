@@ -91,7 +91,7 @@ class SavedWithLedger:
             super().load_weights(filepath, **kwargs)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the ledger beside the weights."""
+        """Writes the ledger with the weights."""
         super().save_own_variables(store)
         self._history.save_to(store)
 

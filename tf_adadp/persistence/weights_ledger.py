@@ -32,7 +32,7 @@ class WeightsLedger:
 
     Args:
         model: the plain `keras.Model`.
-        ledger: what its weights cost before, as the user gives it; None for a new ledger.
+        ledger: the earlier cost of its weights, as the user gives it; None for a new ledger.
 
     Attributes:
         last: the ledger as it was found last; enough while nothing else trains.
@@ -89,7 +89,7 @@ class WeightsLedger:
                 attach(holder, LEDGER, ledger)
 
     def paid_by(self, ledger: PrivacyLedger) -> None:
-        """Attaches a ledger that paid for all releases about these weights, in place of others."""
+        """Attaches a ledger that covers all releases about these weights, and replaces others."""
         for holder in self._holders():
             detach(holder, CHARGED_LEDGERS)
         self.replace(ledger)
@@ -124,7 +124,7 @@ def copy_history(model: keras.Model, made: keras.Model) -> None:
 def keep_in_copies(model: keras.Model) -> None:
     """Makes `copy.deepcopy` of a plain model bring the history of its weights along.
 
-    Keras copies a model by saving and loading it, which knows of no ledger. The copy's history is
+    Keras copies a model by saving and loading it, without its ledger. The copy's history is
     that of the model at the time; what is released about either later is its own.
     """
 
@@ -155,6 +155,6 @@ def note_charged(variables: Sequence[keras.Variable], ledger: PrivacyLedger) -> 
 
 
 def uncharged_releases(variables: Sequence[keras.Variable]) -> int:
-    """Counts the releases about these variables that no charge of their optimizers paid for."""
+    """Counts the uncharged releases about these variables."""
     optimizers = {id(o): o for v in variables for o in attached(v, OPTIMIZERS, ())}
     return sum(o.uncharged_releases for o in optimizers.values())

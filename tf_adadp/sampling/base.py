@@ -47,10 +47,10 @@ class Lots(abc.ABC):
 
     Attributes:
         element_spec: as given.
-        enforces_law, splits_over_hosts: as the class says.
+        enforces_law, splits_over_hosts: see the class.
 
     Raises:
-        TypeError: `law` is no sampling law.
+        TypeError: `law` is not a sampling law.
         ValueError: `law` has no expected lot size.
     """
 
@@ -213,7 +213,7 @@ class Lots(abc.ABC):
         for, so `step` is exactly the number of lots handed out (the rest of a pass included).
 
         Raises:
-            TypeError, ValueError: an argument is no integer or less than 1.
+            TypeError, ValueError: an argument is not an integer, or less than 1.
         """
         size = check_physical_batch_size(physical_batch_size)
         if num_lots is not None:

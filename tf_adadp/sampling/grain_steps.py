@@ -16,7 +16,7 @@ _ONE_TO_ONE = {
     "ShuffleMapDataset", "SliceMapDataset", "_WithSeedMapDataset", "ZipMapDataset",
     "ConcatenateMapDataset",
 }  # fmt: skip
-# The others, by what to do in their place.
+# The other steps, each with advice.
 _INSTEAD = {
     "RepeatMapDataset": "Leave it out: fit(epochs=...) repeats.",
     "BatchMapDataset": "Leave it out: lots are drawn of single records.",
@@ -56,7 +56,7 @@ def check_grain(items: Any) -> list[Any]:
 
 
 def _sources(items) -> Iterator[Any]:
-    """Yields what a dataset reads in the end, after a look at its steps."""
+    """Yields the sources of a dataset, after checking its steps."""
     if not _is_grain(items):
         yield items
         return

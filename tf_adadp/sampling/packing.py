@@ -30,7 +30,7 @@ def make_lot(
         Eager tensors of shape [⌈n/B⌉, B, ...] and the mask [⌈n/B⌉, B], float32.
 
     Raises:
-        TypeError: something is no array; `physical_batch_size` is no integer.
+        TypeError: a component is not an array; `physical_batch_size` is not an integer.
         ValueError: the arrays differ in rows; `physical_batch_size` is less than 1.
 
     Example:

@@ -2,7 +2,7 @@
 
 keras_hub's tasks take raw strings and images: their `preprocess_samples` makes tensors of a batch
 of records. Here every batch has one record, so that no record can decide about another's tensors,
-whatever the function computes.
+for any function.
 """
 
 import time
@@ -58,7 +58,7 @@ def preprocessed(
 
     Row i of the result is `preprocess_samples` of a batch that holds record i alone. Neighbouring
     datasets of raw records therefore give neighbouring datasets of tensors, and training on these
-    has the same guarantee. What the function looks up (a vocabulary) counts as public, and Python
+    has the same guarantee. Tables of the function (a vocabulary) count as public, and Python
     that it calls through `tf.py_function` is taken as it is.
 
     Args:
@@ -71,7 +71,7 @@ def preprocessed(
         `(x, y, sample_weight)`, structures of arrays with one row per record; None where absent.
 
     Raises:
-        TypeError, ValueError: data that are no arrays; a function that fails on them, draws random
+        TypeError, ValueError: data are not arrays; a function that fails on them, draws random
             numbers, keeps state, gives tensors whose shape depends on the record, or another number
             of rows than one for a record.
     """
@@ -94,7 +94,7 @@ def raw_source(x: Any, y: Any = None, sample_weight: Any = None) -> ArraySource:
     """Returns the source of raw records, in the forms that `preprocessed` takes.
 
     Raises:
-        TypeError, ValueError: the data are no arrays of one length, or have no rows.
+        TypeError, ValueError: the data are not arrays of one length, or have no rows.
     """
     if isinstance(x, keras.utils.PyDataset):
         raise TypeError(
@@ -151,7 +151,7 @@ def _takes(model, spec):
     try:
         _OneRecord(model, spec)
     except ValueError as error:
-        return error.__cause__ is None  # it was traced, and refused for what it does
+        return error.__cause__ is None  # it was traced, and refused for its operations
     return True
 
 

@@ -52,7 +52,7 @@ def as_source(
             `(x, y, sample_weight)`.
 
     Raises:
-        TypeError: data without random access, or of a type that is no tensor.
+        TypeError: data without random access, or of a type that is not a tensor.
         ValueError: empty data, unequal lengths, an argument that does not go with `x`, or a
             `grain.MapDataset` whose elements are not one record each.
     """
@@ -98,7 +98,7 @@ def batch_spec(leaves: list[tuple[tuple, tf.DType] | None], structure: Spec) -> 
     Weights multiply losses, so integer weights become floatx too.
 
     Raises:
-        TypeError: weights that are no real numbers.
+        TypeError: weights that are not real numbers.
     """
     x, y, sample_weight = keras.tree.pack_sequence_as(
         structure,
@@ -190,7 +190,7 @@ class ItemSource:
     """Items of a random-access source, one Python call each, or one for all by `__getitems__`.
 
     Item 0 is read at once; all items must have its structure, shapes and types. An item that
-    differs raises when it is first drawn, which reveals the draw: check sources beforehand.
+    differs raises when it is first drawn, which reveals the draw: check sources in advance.
     """
 
     def __init__(self, items: Any, transform: Callable[[Any], tuple] | None = None):
@@ -330,7 +330,7 @@ def _fits(dtype, into):
 
 
 def _check_one_kind(frame, name):
-    """Names the columns of a pandas DataFrame that are no numbers beside others that are."""
+    """Names the columns of a pandas DataFrame that are not numbers, if others are."""
     columns = [c for c in frame.columns if np.asarray(frame[c]).dtype.kind not in "biuf"]
     if len(columns) < len(frame.columns):
         raise TypeError(

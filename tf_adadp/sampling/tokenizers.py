@@ -46,7 +46,7 @@ class _Words:
     looks all of them up once more.
 
     Args:
-        unsplit: the words that are tokens of their own, which are always found.
+        unsplit: the words that are tokens themselves, which are always found.
     """
 
     def __init__(self, unsplit):

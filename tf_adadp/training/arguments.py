@@ -73,7 +73,7 @@ def fit_data(
 
     Raises:
         TypeError, ValueError: the sampling law of the data is unknown; an argument is out of range,
-            or is given beside lots that already determine it.
+            or is given with lots that already determine it.
     """
     validation_data = validated(model, validation_data, verbose)
     if isinstance(x, Lots):
@@ -293,7 +293,7 @@ def class_weights(y: Any, class_weight: dict[int, float], sample_weight: Any) ->
     """Multiplies the weight of every example's class into sample_weight.
 
     Raises:
-        TypeError, ValueError: class_weight is no dict of finite weights, or y no array of labels.
+        TypeError, ValueError: class_weight is not a dict of finite weights, or y no array of labels.
     """
     check_instance("class_weight", class_weight, dict, "a dict {class: weight}")
     if y is None or keras.tree.is_nested(y):

@@ -176,7 +176,7 @@ class BudgetedRun(keras.callbacks.Callback):
         self._found: tuple[tuple, float] | None = None  # (ledger, law and steps), σ*
 
     def settle(self, model: keras.Model) -> None:
-        """Takes the saved σ*, or finds it from what the ledger holds now; before the first step."""
+        """Takes the saved σ*, or finds it for the present ledger; before the first step."""
         optimizer, ledger = model.optimizer, model.ledger
         if self._steps_before is None:
             self._steps_before = ledger.steps
@@ -259,7 +259,7 @@ class BudgetedRun(keras.callbacks.Callback):
 
 
 def other_noise(optimizer: DPOptimizer) -> dict[str, float]:
-    """Returns {name: σ} of what a step releases beside its sum, as the user gave it."""
+    """Returns {name: σ} of the further releases of a step, as the user gave it."""
     names = [n for n in dir(optimizer) if n.endswith("_noise_multiplier") and n[0] != "_"]
     found = {name: getattr(optimizer, name) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, float)}

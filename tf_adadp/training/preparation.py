@@ -36,7 +36,7 @@ class Prepared:
         plan: the `GradientPlan` of the engine.
         y_pred: the model's output as KerasTensors.
         released: the released metrics, a `LotMetrics`; None: none.
-        layers: the layers, as the engine knows them.
+        layers: the layers, as the engine sees them.
     """
 
     engine: Any
@@ -56,7 +56,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
 
     Args:
         model: a compiled `DPModel`.
-        compiled: what it was compiled with.
+        compiled: the arguments of `compile`.
         element_spec: TensorSpecs of an ordinary batch, `(x, y, sample_weight)`.
 
     Raises:

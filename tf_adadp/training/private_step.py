@@ -47,7 +47,7 @@ def private_step(
     Guarantee: that of one step of `DPModel.fit`, for the unit and the neighbouring relation of the
     law, if the lot was drawn by it. A lot serves one step: a second step on the same weights, or
     charged to the same ledger, is refused, except under a law whose lots hold every record. A lot
-    is known by its mask, so each needs a mask of its own. Under `ShuffledLots`, charged by the
+    is identified by its mask, so each needs its own mask. Under `ShuffledLots`, charged by the
     pass, every step is charged for a whole pass: train with `DPModel.fit`, which charges each pass
     once.
 
@@ -59,7 +59,7 @@ def private_step(
     step is then refused by a `tf.errors.InvalidArgumentError`.
 
     The ledger is charged before the noise is drawn, in memory. A crash in between leaves a charge
-    without a release, which overstates ε. A crash also loses what was not saved: save the ledger
+    without a release, which overstates ε. A crash also loses unsaved state: save the ledger
     before the weights, by `ledger.save(path)`, so that the file never understates the cost of the
     weights. (`DPModel(model, ledger=ledger).save(path)` keeps both in one file.)
 

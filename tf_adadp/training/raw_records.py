@@ -66,7 +66,7 @@ class TakesRawRecords:
 def evaluated(
     model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, verbose: bool = True
 ) -> tuple[Any, Any, Any]:
-    """Preprocesses what a model is to be evaluated on: arrays, or a dataset of batches.
+    """Preprocesses data for evaluation: arrays, or a dataset of batches.
 
     Args:
         model: the plain model. One that does not preprocess gets its data back.

@@ -42,12 +42,12 @@ _RAW_METRICS = (
     "compile(released_metrics=tf_adadp.ReleasedMetrics(...)) releases them with noise, "
     "log_raw_metrics=False leaves them out, log_raw_metrics=True says that you know."
 )
-_NO_LOGS = "no logs"  # what Keras's train function returns may not be empty
+_NO_LOGS = "no logs"  # the result of Keras's train function may not be empty
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 class Session:
-    """Holds what a `DPModel` trains by, from one `compile` to the next: never saved, never tracked.
+    """Holds the training state of a `DPModel` between two `compile`s: never saved, never tracked.
 
         compile            → `compiled_with`
         fit, train_on_batch → `prepare`, then `start` or `start_batch`, then `running`
@@ -59,8 +59,8 @@ class Session:
         history: its ledger.
 
     Attributes:
-        compiled: what the model was compiled with; None before.
-        prepared: what its graphs are traced with; None until `prepare`.
+        compiled: the arguments of `compile`; None before.
+        prepared: the settings for tracing its graphs; None until `prepare`.
         run: the running or last training; None before the first one.
         callbacks: those of the running `fit`; none outside of it.
     """
@@ -76,8 +76,8 @@ class Session:
         self._model, self._history = model, history
         self._step: LotStep | None = None
         self._divisor: tf.Variable | None = None  # L of the run, which graphs read
-        self._share: Callable[[Any], tuple] = _itself  # makes a lot of what a replica is given
-        self._resumed: dict | None = None  # what `load_private_state` brought for the next fit
+        self._share: Callable[[Any], tuple] = _itself  # makes a lot from the input of a replica
+        self._resumed: dict | None = None  # from `load_private_state`, for the next fit
         self._active = False
         self._warned_of_raw_metrics = False
 
@@ -111,7 +111,7 @@ class Session:
             self._history.share()
 
     def check_fit(self, data: FitData, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Refuses callbacks, labels and validation data that would fail after steps are paid for.
+        """Refuses callbacks, labels and validation data that would fail after steps are charged.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -329,7 +329,7 @@ class Session:
             position=run.position,
             reproducible_sampling=run.reproducible,
         ):
-            run.position += steps  # they are charged, whatever becomes of them
+            run.position += steps  # they stay charged, even if they fail
             yield
         if optimizer.uncharged_releases > uncharged:
             self._history.close_uncharged()

@@ -20,7 +20,7 @@ class LotStep:
 
     Args:
         model: the `DPModel`.
-        compiled: what it was compiled with.
+        compiled: the arguments of `compile`.
         prepared: the objects that its graphs are traced with.
         expected_size: L, a variable, since one graph serves lots of every law.
     """

@@ -1,8 +1,8 @@
 """Search for hyper-parameters that is charged.
 
 * `search`: independent trials, their number random; the best one alone is released, which costs
-  a small multiple of one trial. `Winner` is what it returns.
-* `ComposedTuner`: makes any KerasTuner tuner, which looks at all trials, pay for all of them.
+  a small multiple of one trial. It returns a `Winner`.
+* `ComposedTuner`: makes any KerasTuner tuner charge all of its trials, since it looks at all.
 """
 
 from tf_adadp.tuning.composed import ComposedTuner

@@ -1,4 +1,4 @@
-"""KerasTuner tuners that pay for all of their trials."""
+"""Makes KerasTuner tuners charge all of their trials."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keeps what trials print, log and leave in global counters from telling how many there were."""
+"""Hides output, logs and global counters of trials, which would reveal their number."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ from tf_adadp.utils.keras_compat import name_counts, set_name_counts
 
 
 class _Muted:
-    """A stream that drops what is written to it, until it is told to pass it on.
+    """Drops all output written to a stream, until it is told to pass it on.
 
     Handlers that are made in a trial keep it for good.
     """
@@ -63,7 +63,7 @@ def show(caught: list[warnings.WarningMessage]) -> None:
 
 
 class FreshStart:
-    """Starts every trial from the same counters, and from random numbers of its own.
+    """Starts every trial from the same counters, and from new random numbers.
 
     Keras numbers layers and models by how many the process made, and a public seed numbers initial
     weights likewise: both would tell, in the winner, which trial it was, and afterwards how many

@@ -66,7 +66,7 @@ def search(
     """Trains a random number of models, releases the best one alone, and charges the search.
 
         planned = dp.PrivacyLedger()
-        optimizer(clip=1.0).charge(planned, law, steps=100)      # what one trial costs
+        optimizer(clip=1.0).charge(planned, law, steps=100)      # the cost of one trial
         best = dp.tuning.search(
             train,                                               # {"clip": 0.3} -> a DPModel
             {"clip": [0.1, 0.3, 1.0, 3.0], "rate": scipy.stats.loguniform(0.01, 1)},
@@ -85,14 +85,14 @@ def search(
     Theorem 2 with η = 1, for the neighbouring relation, unit and sampling of the planned
     releases. It asks for
 
-    - independent trials: `train` builds a new model, with noise and lots of its own. One that goes
+    - independent trials: `train` builds a new model, with its own noise and lots. A trial that goes
       on from another trial is refused. Python's, NumPy's and TensorFlow's generators are seeded
       anew before every trial and after the search.
     - one cost: no trial may release more than `planned`. A trial is checked before anything of it
       is used; a lower cost at every Rényi order is fine (fewer steps, more noise).
-    - a secret K: it is drawn from the operating system's entropy. What trials print, log or warn of
-      is dropped, but for the winner's warnings. NOT hidden: the running time, and what `train`
-      writes elsewhere, as files or TensorBoard logs. Do not publish either.
+    - a secret K: it is drawn from the operating system's entropy. Output, logs and warnings of
+      trials are dropped, except the winner's warnings. NOT hidden: the running time, and files that
+      `train` writes, such as TensorBoard logs. Do not publish either.
 
     NOT covered: the records that `score` reads, unless they are public. Held-out private records
     are not training records, and a winner that is chosen by them is a statistic of them. A score
@@ -108,13 +108,13 @@ def search(
         space: {name: sequence of values, drawn uniformly; or a distribution with
             `rvs(random_state=…)`, as those of scipy.stats}. It is public, choose it without
             looking at the records.
-        planned: what one trial releases at most, all by one sampling law. It is only read.
+        planned: the largest cost of one trial, by one sampling law. It is only read.
             `optimizer.charge(planned, law, steps)` of an optimizer like those of the trials writes
             it.
         mean_trials: the mean number of trials, finite and ≥ 1.
         score: model ↦ a number, the greater the better.
-        score_data: what data the score is computed on, in words. Every privacy statement quotes it.
-        ledger: what was released about these records before, e.g. by DPPCA. It is charged for the
+        score_data: the data of the score, in words. Every privacy statement quotes it.
+        ledger: earlier releases about these records, e.g. by DPPCA. It is charged for the
             search before the first trial and becomes the winner's. None for a new one. Where the
             search raises, it has been charged.
         target_epsilon, target_delta: a budget for everything in the ledger, search included, with
@@ -163,7 +163,7 @@ def search(
         check_integer("seed", seed, "an integer, for tests only, or None", at_least=0)
     rng = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
     coin = random.SystemRandom() if seed is None else random.Random(seed)
-    _draw(space, np.random.default_rng(0))  # refuses what cannot be drawn from
+    _draw(space, np.random.default_rng(0))  # raises if it cannot be drawn from
     ledger = PrivacyLedger(planned.dataset) if ledger is None else ledger
     check_trial = TrialCheck(cost, ledger, seeded=seed is not None)
     event, names = cost.search_event(mean_trials), {planned.dataset} - {None}

@@ -1,4 +1,4 @@
-"""Bounds what one trial of a search may cost, and checks that it cost no more."""
+"""Bounds the cost of one trial of a search, and checks it."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ _DELTA = 1e-5  # of figures in messages
 
 @dataclasses.dataclass(frozen=True)
 class TrialCost:
-    """The most that a trial may release, whatever its hyper-parameters.
+    """Holds the largest cost of a trial, for any hyper-parameters.
 
     Attributes:
         law: how the lots of the planned releases are sampled.
@@ -35,7 +35,7 @@ class TrialCost:
         """Reads the plan.
 
         Raises:
-            TypeError: it is no ledger.
+            TypeError: it is not a ledger.
             ValueError: it is empty or incomplete, has releases by several laws or by none, or
                 releases whose cost depends on outcomes.
         """
@@ -51,7 +51,7 @@ class TrialCost:
         if any(entry.adaptive for entry in planned.entries):
             raise ValueError(_ADAPTIVE.format("planned"))
         releases = compose(planned.entries, planned.unknown_reasons)
-        releases.epsilon(_DELTA, "rdp")  # refuses what has no Rényi bound
+        releases.epsilon(_DELTA, "rdp")  # raises if there is no Rényi bound
         parts = [
             dp_accounting.SelfComposedDpEvent(entry.event, entry.count) for entry in planned.entries
         ]
@@ -73,8 +73,8 @@ class TrialCheck:
     """Checks every trial of one search before anything of it is used.
 
     Args:
-        cost: what a trial may release.
-        ledger: what was released before the search.
+        cost: the largest cost of a trial.
+        ledger: the releases before the search.
         seeded: whether the search is seeded, so that its trials may be too.
     """
 
@@ -91,7 +91,7 @@ class TrialCheck:
 
         Raises:
             ValueError: it released more, by another law or on other data than planned, goes on
-                from another trial, or is no independent one.
+                from another trial, or is not an independent one.
         """
         if workers.num_workers(model.distribute_strategy) > 1:
             raise ValueError(

@@ -15,13 +15,13 @@ Values go into `__dict__`, past Keras's `__setattr__`, which would track them an
 from typing import Any
 
 OPTIMIZERS = "_tf_adadp_optimizers"  # of a variable: the private optimizers built for it
-LEDGER = "_tf_adadp_ledger"  # of a variable or a plain model: what was released about it
+LEDGER = "_tf_adadp_ledger"  # of a variable or a plain model: the ledger about it
 CHARGED_LEDGERS = "_tf_adadp_charged_ledgers"  # of a variable: others that custom loops charged
 LEFT = "_tf_adadp_left"  # of a variable: a few entries, as the last private training left them
 ENGINES = "_tf_adadp_engines"  # of a plain model: the engines that `clipped_sum` made for it
 STEPS = "_tf_adadp_steps"  # of a plain model: the steps that `private_step` made for it
 CHANGES = "_tf_adadp_changes"  # of a plain model: the report of `make_compatible`, which made it
-COPY = "__deepcopy__"  # of a plain model: what `copy.deepcopy` calls
+COPY = "__deepcopy__"  # of a plain model: the function that `copy.deepcopy` calls
 
 
 def attach(owner: Any, name: str, value: Any) -> None:
@@ -30,7 +30,7 @@ def attach(owner: Any, name: str, value: Any) -> None:
 
 
 def attached(owner: Any, name: str, default: Any = None) -> Any:
-    """Returns what was attached under a name, or the default."""
+    """Returns the object attached under a name, or the default."""
     return vars(owner).get(name, default)
 
 
@@ -40,5 +40,5 @@ def attached_dict(owner: Any, name: str) -> dict:
 
 
 def detach(owner: Any, name: str) -> None:
-    """Removes what was attached under a name, if anything was."""
+    """Removes the object attached under a name, if there is one."""
     vars(owner).pop(name, None)

@@ -27,12 +27,12 @@ def check_number(
 
     Args:
       name: the argument's name.
-      value: what was given.
-      wanted: what to give instead, in words; the range if left out.
+      value: the value given.
+      wanted: the expected value, in words; the range if left out.
       above, at_least, below, at_most: the range.
 
     Raises:
-      ValueError: value is no finite number (a bool is not a number here) or out of range.
+      ValueError: value is not a finite number (a bool is not a number here) or out of range.
     """
     fits = isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
     try:
@@ -59,11 +59,11 @@ def check_integer(
 
     Args:
       name, value, wanted, at_least, at_most: as `check_number`.
-      wrong_type: the error for a value that is no integer (a bool is not one).
+      wrong_type: the error for a value that is not an integer (a bool is not one).
 
     Raises:
       ValueError: value is out of range.
-      wrong_type: value is no integer.
+      wrong_type: value is not an integer.
     """
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or not at_least <= value <= at_most:

@@ -49,7 +49,7 @@ class FlatGroups:
         ]
 
     def split(self, vectors):
-        """Returns each tensor as a vector of its own."""
+        """Returns each tensor as a vector."""
         parts = []
         for vector, members in zip(vectors, self.ranges, strict=True):
             alone = len(members) == 1

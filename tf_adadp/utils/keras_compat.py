@@ -219,7 +219,7 @@ def set_first_epoch(model: keras.Model, epoch: int) -> None:
 
 
 def user_loss(loss: CompileLoss) -> object:
-    """Returns what the user gave to `compile(loss=...)`."""
+    """Returns the argument of `compile(loss=...)`."""
     return loss._user_loss
 
 

@@ -10,7 +10,7 @@ class Problem:
     Attributes:
         where: the part of the model, e.g. "Layer 'bn'".
         what: the problem; where and what form one sentence.
-        fix: what to do instead.
+        fix: the advice.
         severity: "error" where training is refused; "warning" where it goes on; "change" where
             `make_compatible` replaced the part.
     """

@@ -66,9 +66,9 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
       custom gradient of a loss is not reported;
     - where no operation keeps state. A model with such an error is not followed further.
 
-    A warning is no proof that examples are mixed: an operation without a rule may be harmless. It
-    is mapped over the examples then, which is slower and changes nothing. `gradient_plan` reports
-    what only makes training slower.
+    A warning does not prove that examples are mixed: an operation without a rule may be harmless.
+    It is then mapped over the examples, which is slower and gives the same result. `gradient_plan`
+    reports parts that only make training slower.
 
     Args:
         model: a `keras.Model`, or a `DPModel`, whose compiled loss is then the default.

@@ -122,7 +122,7 @@ def check_metric_names(names: Iterable[str], of_optimizer: Iterable[str] = ()) -
 
     Args:
         names: of the raw metrics.
-        of_optimizer: names under which the optimizer logs what it released.
+        of_optimizer: names under which the optimizer logs its releases.
     """
     taken = {"epsilon", *of_optimizer}
     for name in names:

@@ -43,7 +43,7 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
     treated alike. Other parts that a `DPModel` refuses stay unchanged: `compatibility_changes`
     lists them beside the changes.
 
-    Guarantee: none is added or lost. Copied weights cost what they cost in the given model, so a
+    Guarantee: none is added or lost. Copied weights cost as much as in the given model, so a
     `DPModel` of the copy starts with a copy of the ledger that the given model's weights have in
     this process; see `DPModel(ledger=...)` for histories that cannot be found.
 
@@ -99,7 +99,7 @@ def make_compatible(model: keras.Model, batch_normalization: str = "group") -> k
 
 
 def compatibility_changes(model: keras.Model) -> Report:
-    """Returns the report of what `make_compatible` changed in the model that it returned.
+    """Returns the report of the changes by `make_compatible` in the model that it returned.
 
         fixed = dp.make_compatible(model)
         print(dp.compatibility_changes(fixed))      # severity, where, what, fix

@@ -18,7 +18,7 @@ Pairs = Iterable[tuple[keras.Layer, keras.Layer]]
 
 
 def is_graph(model: object) -> bool:
-    """Tells whether a model is Sequential or functional, without a `call` of its own."""
+    """Tells whether a model is Sequential or functional, without its own `call`."""
     for kind in (keras.Sequential, Functional):
         if isinstance(model, kind):
             return type(model).call is kind.call

@@ -187,7 +187,7 @@ def _kinds(data):
 
 
 def _said(error):
-    """Returns what an error says, without colours and without what Keras puts around it."""
+    """Returns the text of an error, without colours and without Keras's frame."""
     text = re.sub(r"\x1b\[\d+m", "", str(error)).split("\n\nArguments received by")[0]
     text = re.sub(r"Exception encountered when calling \S+\(\)\.\s+", "", text)
     text = " ".join(text.split(": x=")[0].split())  # not the data

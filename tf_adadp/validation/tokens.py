@@ -13,7 +13,7 @@ def check_tokens(model: keras.Model, x: object, name: str = "x") -> None:
     the data, so it is reported before privacy budget is spent.
 
     Args:
-        model: a `keras.Model`; one that is no graph of layers is not checked.
+        model: a `keras.Model`; a model that is not a graph of layers is not checked.
         x: its inputs as arrays, in a structure that Keras takes.
         name: the argument that holds them.
     """

@@ -28,8 +28,8 @@ class Columns:
 
     Args:
         names, dtypes: of the columns.
-        limit: in bytes, what the arrays may take.
-        fix: what to do where they would take more.
+        limit: the largest size of the arrays, in bytes.
+        fix: advice for the error if they would be larger.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Columns:
 class FolderColumns:
     """Arrays that grow by batches of rows, each in a NumPy file of a folder.
 
-    `records.json` says how many rows are complete; it is written after they are. The columns, and
+    `records.json` has the number of complete rows; it is written after them. The columns, and
     the folder where it is made here, are readable by their owner alone, since they hold the
     records.
 
@@ -270,7 +270,7 @@ class FolderColumns:
 
 
 def memory_limit() -> int:
-    """Returns how many bytes this process may keep in arrays: half of what it is allowed."""
+    """Returns the number of bytes this process may keep in arrays: half of its memory limit."""
     allowed = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if resource else [2**33]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA) if resource else ():
         soft, _ = resource.getrlimit(kind)

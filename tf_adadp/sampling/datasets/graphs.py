@@ -21,7 +21,7 @@ class Elements:
         ordered: whether every pass gives the same elements in the same order.
         read: whether a file or a generator holds the records, and not a tensor of the graph.
         direct: whether the elements are those of one source, so that no function made them.
-        thinned: whether a record was left out for what it holds: places tell of others then.
+        thinned: True if records were left out for their content: then positions depend on others.
     """
 
     origins: tuple["Step", ...] = ()
@@ -139,7 +139,7 @@ class Step:
                     todo += [self.graph.function(f.name) for f in called if f.name]
 
     def is_same_source(self, other: "Step") -> bool:
-        """Tells whether two sources hold the same records, by what they are made of."""
+        """Tells whether two sources hold the same records, by their origin."""
         return self.node.op == other.node.op and self._made_of() == other._made_of()
 
     def _made_of(self):

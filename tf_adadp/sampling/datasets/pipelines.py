@@ -17,7 +17,7 @@ class Pipeline:
 
     Attributes:
         batched: whether an element is a batch of records instead of one.
-        ordered: whether every pass gives the same elements in the same order, as far as the steps
+        ordered: True if every pass gives the same elements in the same order, as far as the steps
             tell. A generator or a function in Python may still change.
     """
 
@@ -32,7 +32,7 @@ def judge(dataset: tf.data.Dataset) -> Pipeline:
     a serialized example of a TFRecord file, what a generator yields. Steps that choose, reorder,
     cache, filter or transform single records are fine. A function that is applied to batches must
     be proven to treat their records independently. The proof holds for the graph; what Python
-    functions and generators do, and what a function looks up in arrays, is taken as it is.
+    functions and generators do, and values that a function looks up in arrays, are not checked.
 
     Raises:
         ValueError: naming the step, for one that repeats or joins records, makes several elements

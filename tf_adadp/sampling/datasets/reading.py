@@ -70,7 +70,7 @@ def record_spec(dataset: tf.data.Dataset, batched: bool | None = None) -> Spec:
     """Returns `(x, y, sample_weight)` of TensorSpecs of batches of a dataset, without reading it.
 
     Raises:
-        ValueError: as for `read_dataset`, where that is known beforehand.
+        ValueError: as for `read_dataset`, if it can be known before reading.
     """
     pipeline = _judged(dataset, batched)
     structure, names, specs = dataset_leaves(dataset)

@@ -1,4 +1,4 @@
-"""The rules of single steps of a `tf.data.Dataset`: what each makes of the elements before it."""
+"""Holds the rules of single steps of a `tf.data.Dataset`, each applied to the step before."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _SOURCES = _TENSORS | {
     "CSV", "FixedLengthRecord", "Generator", "Load", "Range", "Sql", "TFRecord", "TextLine",
 }  # fmt: skip
 _RANDOM = re.compile(r"Random|TruncatedNormal|Multinomial")
-# Stateful by TensorFlow's word; they read what no record changes, or are the user's own Python.
+# TensorFlow marks them as stateful; no record changes what they read, or they are user's Python.
 _HARMLESS = {
     "Assert", "Case", "CheckNumerics", "EagerPyFunc", "HashTableV2", "If", "LookupTableFindV2",
     "LookupTableSizeV2", "PartitionedCall", "PrintV2", "PyFunc", "PyFuncStateless", "ReadFile",
@@ -24,7 +24,7 @@ _HARMLESS = {
 
 
 def elements_of(graph: Graph, name: str) -> Elements:
-    """Returns what the elements of the dataset are that a tensor holds.
+    """Returns the judged elements of the dataset in a tensor.
 
     Raises:
         ValueError: naming a step that does not keep one record in one element.
@@ -64,7 +64,7 @@ def _source(step):
 
 
 def _opened(step):
-    """Judges a source inside of flat_map(): it has to read, or list, what the function gets."""
+    """Judges a source inside flat_map(): it must read, or list, the argument of the function."""
     if step.graph.argument(step.node.input[0]) is None:
         step.refuse(
             "is opened inside of another step by something else than the name that is given "
@@ -190,7 +190,7 @@ def draws_random_numbers(op: str) -> bool:
 
 
 def keeps_state(op: str) -> bool:
-    """Tells whether operations of this type may keep what one record left for the next."""
+    """Tells whether operations of this type may carry state from one record to the next."""
     definition = op_def_registry.get(op)
     return definition is not None and definition.is_stateful and op not in _HARMLESS
 
