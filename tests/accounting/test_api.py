@@ -287,7 +287,7 @@ def test_a_budget_split_for_given_noise():
         (dict(share=0.5, release_noise_multiplier=4.0), "give exactly one of share"),
         (dict(share=1.0), r"share=1.0: give a number in \(0, 1\)"),
         (dict(release_noise_multiplier=0), "release_noise_multiplier=0: give a finite number > 0"),
-        (dict(release_noise_multiplier=1.0), "target_epsilon=1.0 is spent.*costs epsilon=4"),
+        (dict(release_noise_multiplier=1.0), "target_epsilon=1.0 is spent.*cost epsilon=4"),
     ],
 )
 def test_budgets_that_cannot_be_split(arguments, message):

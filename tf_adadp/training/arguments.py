@@ -293,7 +293,7 @@ def class_weights(y: Any, class_weight: dict[int, float], sample_weight: Any) ->
     """Multiplies the weight of every example's class into sample_weight.
 
     Raises:
-        TypeError, ValueError: class_weight is not a dict of finite weights, or y no array of labels.
+        TypeError, ValueError: class_weight is not a dict of finite weights; y is not an array.
     """
     check_instance("class_weight", class_weight, dict, "a dict {class: weight}")
     if y is None or keras.tree.is_nested(y):
