@@ -93,7 +93,7 @@ def picture(image):
 
 
 def test_tensorboard_has_epsilon_at_each_of_its_writes(tmp_path):
-    """By executions of two steps, every third of them."""
+    """The file is written after every third execution of two steps."""
     board = keras.callbacks.TensorBoard(tmp_path, update_freq=3, write_graph=False)
     fit(private_model(steps_per_execution=2), [board, dp.PrivacyCallback(DELTA)], epochs=3)
     scalars, _ = written(tmp_path)

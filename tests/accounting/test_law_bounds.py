@@ -1,4 +1,4 @@
-"""What a law claims, against lower bounds on the privacy of its worst known pair of data sets.
+"""Compares each sampling law with lower bounds on ε of its worst known pair of data sets.
 
 Every lower bound is P(A) − e^ε Q(A) for an event A, in closed form: nothing random here.
 """
@@ -127,7 +127,7 @@ def test_shuffled_epochs_charged_as_poisson_are_caught(lots, sigma):
 
 
 def test_shuffled_epochs_whose_noise_is_not_halved_are_caught():
-    """With one lot, a pass is a Gaussian, and the claim is all of it."""
+    """A pass of one lot is a Gaussian, and the claim is exact."""
     for epsilon in EPSILONS:
         lower = shuffled_pass(1, 1.0, epsilon)
         one = pld.privacy_loss_distribution.from_gaussian_mechanism(1.0)

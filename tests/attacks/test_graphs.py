@@ -1,4 +1,4 @@
-"""What a loss may do in its gradient, or with the words of a record, unseen."""
+"""Attacks by losses with side effects in their gradients, or by words of records."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ class Positive(L.Layer):
 
 
 class LabelledOnly(keras.losses.Loss):
-    """Of as many labels as a record has."""
+    """Takes as many labels as a record has."""
 
     def call(self, y, y_pred):
         errors = tf.ragged.boolean_mask(tf.square(y - y_pred), y >= 0)
@@ -104,7 +104,7 @@ def writes_a_summary(path, x):
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize("keep", [keeps_in_a_file, keeps_in_an_accumulator, writes_a_summary])
 def test_state_kept_outside_of_variables(tmp_path, keep, engine):
-    """With a recurrent layer that has a mask, the records follow each other."""
+    """Records follow each other in a recurrent layer with a mask."""
     path = tmp_path / "state"
     path.write_text("0")
 

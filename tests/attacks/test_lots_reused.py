@@ -108,7 +108,7 @@ def test_a_lot_serves_one_release_for_one_account(shared):
 
 
 def test_a_joint_charge_is_for_the_optimizer_that_paid():
-    """With σ = 10 paid for two releases, the other optimizer's σ = 1 would cost 0.70 in place."""
+    """If a charge of σ = 10 covered two releases, the other optimizer's σ = 1 would cost 0.70."""
     (lot,) = lots_of().take(1, 16)
     ledger, loss = PrivacyLedger(), crossentropy()
     cheap = built(dp.DPSGD(0.1, noise_multiplier=10.0))
@@ -239,7 +239,7 @@ def test_other_records_under_the_mask_of_a_lot_are_that_lot():
 
 
 def test_one_table_for_many_masks_is_legal():
-    """All records in memory, of which every lot takes some by a mask of its own."""
+    """Keeps all records in memory; every lot selects some by its own mask."""
     model, optimizer = built()
     ledger, loss = PrivacyLedger(), crossentropy()
     x, y = data()
@@ -261,7 +261,7 @@ def test_empty_lots_are_lots():
 
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_several_releases_from_lots_that_may_be_empty(in_graph):
-    """Whether a lot has rows decides no refusal, and no count of charges."""
+    """An empty lot is refused, and charged, as a lot with rows is."""
     model, optimizer = built()
     ledger, loss, lots = PrivacyLedger(), crossentropy(), lots_of(0.5, seed=4)
 

@@ -215,7 +215,7 @@ def test_one_optimizer_in_two_models():
 
 
 def test_one_optimizer_after_moving_trainable_to_another_layer():
-    """Of equal shape, so that only identity tells the variables apart."""
+    """Has variables of equal shape, so that only identity distinguishes them."""
     first, second = L.Dense(6), L.Dense(6)
     second.trainable = False
     optimizer = dp.DPSGD(0.5, noise_multiplier=1.0)

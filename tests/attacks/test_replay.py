@@ -51,7 +51,7 @@ def run(make, x, y, **kwargs):
 
 
 def drawn_records():
-    """Which records the lots of `run` hold."""
+    """Returns the records in the lots of `run`."""
     rows = np.arange(ROWS, dtype=np.float32)
     lots = dp.PoissonLots(rows, expected_size=LOT, seed=1)
     drawn = set()

@@ -49,7 +49,7 @@ def test_the_bound_exceeds_the_truth_no_more_often_than_it_says():
 
 
 def test_choosing_and_testing_on_the_same_draws_would_be_wrong():
-    """What the split is for: identical laws, ε = 0, and the best of many events on few draws."""
+    """Shows the use of the split: identical laws, ε = 0, the best of many events on few draws."""
     rng = np.random.default_rng(2)
 
     def unsplit(scores, others):

@@ -46,7 +46,7 @@ def test_training_without_noise_is_refuted_at_once(exact):
 
 
 def test_private_training_keeps_its_claim():
-    """At 99.9 % the bound lies above ε less than once in a thousand seeds."""
+    """The 99.9 % bound exceeds ε in less than one of a thousand seeds."""
     private, one_run = run(dp.DPSGD(1.0, noise_multiplier=4.0, seed=2))
     claimed = private.epsilon(DELTA)  # the ledger takes the audited lots as it takes any
     assert one_run.bound(DELTA, 0.999).epsilon <= claimed

@@ -55,7 +55,7 @@ def test_a_false_claim_is_refuted(dpsgd):
 
 
 def test_the_gaussian_bound_sees_a_false_claim_of_a_tenth(dpsgd):
-    """At 95 %, 200,000 releases: within 1.10 of the claim, above that of noise a ninth larger."""
+    """The 95 % bound of 200,000 releases is within a factor of 1.10 of the claim."""
     sigma, claimed, found = dpsgd
     bound = audit.gaussian_epsilon_lower_bound(found.scores, found.neighbor_scores, DELTA)
     assert claimed / 1.10 < bound.epsilon <= claimed
@@ -94,7 +94,7 @@ def test_scores_are_the_privacy_loss(dpsgd):
 
 
 def test_sampling_is_audited_too():
-    """At q = 0.001 the bound stays below the amplified claim; without the sampling it would not."""
+    """The bound at q = 0.001 is below the amplified claim; without the sampling it would not be."""
     law = accounting.PoissonSampling(num_examples=1000, expected_size=1)
     optimizer = built(dp.DPSGD(noise_multiplier=0.5))
     claimed = claim(optimizer, law=law)

@@ -80,7 +80,7 @@ def test_less_noise_than_charged_is_caught(target, share, draws):
 
 
 def test_the_gaussian_bound_exceeds_the_truth_no_more_often_than_it_says():
-    """At 80 % confidence no more than a fifth of 500 bounds are wrong."""
+    """No more than a fifth of 500 bounds at 80 % confidence are wrong."""
     truth = accounting.epsilon(1.0, 1.0, 1, DELTA, "pld")
     found = [
         audit.gaussian_epsilon_lower_bound(*gaussian_pair(seed, 1.0, 400), DELTA, 0.8).epsilon
@@ -127,7 +127,7 @@ def test_either_data_set_and_either_tail_may_be_the_likely_one(flipped, sign):
 
 
 def test_the_trade_off_function_of_gaussians_is_gaussian():
-    """From below, within 0.1 %: 50 Gaussians of σ = 5 are one of μ = √2."""
+    """Approaches 50 Gaussians of σ = 5, one of μ = √2, from below within 0.1 %."""
     alpha = np.logspace(-6, -0.01, 200)
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(5.0), 50)
     f = families.ClaimFamily(event).trade_off(0)(alpha)

@@ -1,4 +1,4 @@
-"""What `fit` charges on lots of every law, against what the lots gave it."""
+"""Compares the charges of `fit` with the lots drawn, for every law."""
 
 import math
 

@@ -118,7 +118,7 @@ def examples_on_different_replicas_draw_different_numbers():
 
 
 def released_metrics_are_those_of_the_whole_lot():
-    """With almost no noise the means are those of one device, not of a share."""
+    """The means, with almost no noise, are those of one device, not of a share."""
 
     def run(strategy):
         keras.utils.set_random_seed(1)

@@ -249,7 +249,7 @@ def test_clipped_releases_lie_above_theorem_3_at_their_information():
 
 
 def test_dpsgds_error_grows_with_the_dimension():
-    """By the random walk of its noise, η·σ²·C²/(L²·(2 − η)) for each coordinate; within a third."""
+    """The spread is that of a random walk, η·σ²·C²/(L²·(2 − η)) per coordinate, within a third."""
     one, many = (np.mean(dimensions.errors("DPSGD", d, 2.0, 120, 3, 0)) for d in (1, 300))
     walk = dimensions.RATE * 2.0**2 / dimensions.LOT**2 / (2 - dimensions.RATE)
     assert many - one == pytest.approx(299 * walk, rel=0.33)
@@ -311,7 +311,7 @@ def test_paths_start_afresh_and_dpsgd_without_noise_is_clipped_descent(eager):
 
 
 def test_dpsgd_deviates_by_the_random_walk_of_its_noise():
-    """Where the clipped gradient does not turn, D is the mean norm of a Gaussian walk."""
+    """D is the mean norm of a Gaussian walk if the clipped gradient does not turn."""
     steps, paths = 20, 60
     silent = trajectories.Walker(trajectories.private_optimizer("DPSGD", 0.0, 0.01, 0), steps)
     noisy = trajectories.Walker(trajectories.private_optimizer("DPSGD", 1.0, 0.01, 0), steps)

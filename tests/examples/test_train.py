@@ -45,7 +45,7 @@ def _epsilon(summary, accountant="rdp"):
 
 
 def _colours(path):
-    """How many pixels of the picture are of the two curves' colours."""
+    """Counts the pixels of the picture that have the two curves' colours."""
     pixels = (matplotlib.image.imread(path)[..., :3] * 255).round().astype(int)
     assert min(pixels.shape[:2]) > 400
     return [int((np.abs(pixels - colour).max(-1) < 8).sum()) for colour in (BLUE, RED)]

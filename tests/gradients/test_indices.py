@@ -33,7 +33,7 @@ class Lookup(L.Layer):
 
 
 class Scaled(L.Embedding):
-    """With a `call` of its own."""
+    """Has its own `call`."""
 
     def call(self, x):
         return 2.0 * super().call(x)

@@ -112,7 +112,7 @@ def two_metrics():
 
 @pytest.mark.parametrize("loss", HOSTILE)
 def test_a_record_moves_each_sum_by_its_bound_at_most(two_metrics, loss):
-    """In units of the bounds: by a vector in [0, 1]^d where it is added, so by √d at most."""
+    """An added record changes the sums by a vector in [0, 1]^d, in units of the bounds."""
     metrics = two_metrics
     y, y_pred, losses = some_rows()
     before = sums(metrics, y, y_pred, losses)

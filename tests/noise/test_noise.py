@@ -59,7 +59,7 @@ def test_standard_deviation_of_each_coordinate():
 
 
 def test_first_draws_of_many_steps_and_variables_are_independent_normals():
-    """What neighbouring seeds share would show here: 100 steps of 40 variables of 3 scalars."""
+    """Compares neighbouring seeds over 100 steps of 40 variables of 3 scalars."""
 
     @tf.function
     def first_draws(step):
@@ -205,7 +205,7 @@ def test_a_secure_release_is_a_multiple_of_the_grid_whatever_the_sum_was(jit):
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_last_bit_of_a_sum_shows_in_float_noise_alone(secure):
-    """Where noise of a coarser binade meets the sum, the release ends in the sum's own last bit."""
+    """A release ends in the sum's own last bit if the noise has a coarser binade."""
     last = 2.0**-26  # of floats in [1/8, 1/4)
     parities = []
     for sum_in_lasts in (13_421_773, 13_421_772):
@@ -323,7 +323,7 @@ def test_steps_count_up_in_loops(jit):
 
 
 def _in_threads(work, threads=4, calls=400):
-    """What `calls` calls of work() in each of some threads return."""
+    """Returns the results of `calls` calls of work() in each of some threads."""
     found, ready = [], threading.Barrier(threads)
 
     def run():
@@ -361,7 +361,7 @@ def test_releases_in_threads_have_different_noise():
 
 
 def test_counts_are_handed_over_and_go_on():
-    """As the plain numbers that version 0.1 wrote into private state files."""
+    """Reads the plain numbers that version 0.1 wrote into private state files."""
     first, second = noise.SecretKey(), noise.SecretKey()
     for _ in range(3):
         first.next_step()
@@ -536,7 +536,7 @@ def test_replicas_share_key_step_and_noise():
 @pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_does_not_get_the_parents_noise_key():
-    """In a process of its own: TensorFlow's threads do not survive the fork of a test run."""
+    """Runs in a new process: TensorFlow's threads do not survive the fork of a test run."""
     code = """
 import os, tf_adadp as dp
 optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)

@@ -108,7 +108,7 @@ def test_the_prior_finds_the_sizes_that_are_there():
 
 
 def test_noise_alone_leaves_dpsgd():
-    """With no signal the shape stays 1 within 25 %; without shrinkage rows would differ 3-fold."""
+    """The shape stays 1 within 25 % without signal; without shrinkage rows would differ 3-fold."""
     optimizer = built(dp.ADADP(noise_multiplier=1.0, seed=0), [(300, 10), (10,)])
     rng = np.random.default_rng(0)
     for _ in range(100):
@@ -128,7 +128,7 @@ def test_warm_up_is_dpsgd():
 
 
 def test_rmsprop_and_sgd_steps_are_kerass_own():
-    """With one release handed to both, the private optimizer moves as Keras's does."""
+    """The private optimizer takes the same step as Keras's for the same release."""
     for private, plain in (
         (dp.ADADP(0.01, scale_step=False, noise_multiplier=0, allow_no_noise=True,
                   l2_norm_clip=1e6),

@@ -665,7 +665,7 @@ def test_a_charge_waits_for_its_release():
 
 @pytest.mark.extended
 def test_a_crash_is_no_free_release(tmp_path):
-    """What was written ahead of a crash counts in the budget of the run that follows."""
+    """Charges written before a crash count in the budget of the following run."""
     x, y = data()
     path = tmp_path / "ledger.json"
 

@@ -1,4 +1,4 @@
-"""What a step costs to trace, in operations of its graph."""
+"""Counts the operations in the graph of a step."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ import tf_adadp as dp
 
 
 def _operations(make, layers):
-    """Of `apply_private`, for weights and biases of as many layers."""
+    """Counts those of `apply_private`, for weights and biases of so many layers."""
     shapes = [(8, 8), (8,)] * layers
     variables = [keras.Variable(tf.zeros(shape)) for shape in shapes]
     optimizer = make(noise_multiplier=1.0)

@@ -38,7 +38,7 @@ def test_without_noise_the_norm_follows_the_formula():
 
 
 def test_the_norm_settles_at_the_quantile_from_far_off():
-    """With noise; seeded. Of 1,000 norms of one law, [0.55, 0.65] are quantiles 0.57 to 0.63."""
+    """C finds the quantile under seeded noise; [0.55, 0.65] are quantiles 0.57 to 0.63."""
     clip = dp.QuantileClip(0.6, initial_norm=100.0)
     optimizer = one_variable(dp.DPSGD(0.0, l2_norm_clip=clip, noise_multiplier=2.0, seed=1))
     rng = np.random.default_rng(0)

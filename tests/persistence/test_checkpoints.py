@@ -34,7 +34,7 @@ STEPS, INTERRUPTED = 4, 3
 
 
 def state(model):
-    """Everything public that training leaves behind, and the ledger's releases."""
+    """Returns all public state after training, and the ledger's releases."""
     variables = [*model.model.variables, *model.optimizer.variables]
     ledger = sorted((entry.id, entry.count) for entry in model.ledger.entries)
     return [keras.ops.convert_to_numpy(v).copy() for v in variables], ledger
@@ -134,7 +134,7 @@ def test_weights_optimizer_state_and_ledger_come_back(run, name, step):
 
 
 def contents(folder):
-    """Everything in a folder as bytes: files, members of zip files, data sets of HDF5 files."""
+    """Returns a folder as bytes: files, members of zip files, data sets of HDF5 files."""
     for path in folder.rglob("*"):
         if path.is_dir():
             continue

@@ -20,7 +20,7 @@ X, Y = data()
 
 
 def make(optimizer=None):
-    """With dropout, whose masks come from a secret key of their own."""
+    """Has dropout, whose masks come from their own secret key."""
     layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.3)]
     return private_model(optimizer or dp.ADADP(noise_multiplier=1.0), plain_model(*layers))
 

@@ -1,4 +1,4 @@
-"""What is saved, what is not, and that ε survives every way back."""
+"""Tests saved files: their content, and ε after every way of loading."""
 
 import subprocess
 import sys

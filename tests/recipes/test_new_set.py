@@ -108,7 +108,7 @@ def test_neighbouring_lots_differ_by_one_vector_of_the_set():
 
 
 def test_bad_rows_and_masks_come_to_nothing():
-    """What every set has from `ClippingSet.clipped_sum`."""
+    """Tests the guarantee that every set has from `ClippingSet.clipped_sum`."""
     clipping_set = L1Ball(1.0)
     rows = [[0.5, 0.25], [np.nan, 1.0], [np.inf, 1.0], [0.0, 0.0], [4.0, 4.0]]
     sums = clipping_set.clipped_sum([tf.constant(rows)], tf.constant([7.0, 1.0, 1.0, 1.0, np.nan]))

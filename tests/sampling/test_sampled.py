@@ -152,7 +152,7 @@ def test_a_bad_size_is_refused(size):
 
 
 def test_records_that_are_not_present_are_in_no_lot():
-    """All other records are in the same lots as before; law and divisor do not change."""
+    """The other records are in the same lots as before; law and divisor do not change."""
     x = np.arange(200)
     present = x % 3 != 0
     whole = PoissonLots(x, expected_size=50, seed=4)

@@ -130,7 +130,7 @@ def test_a_user_seen_in_the_sums_costs_more_than_a_record_and_less_than_claimed(
     rng = np.random.default_rng(5)
 
     def above(user_ids, threshold):
-        """How often the noisy count of user 6's records in a lot is above the threshold."""
+        """Counts the lots whose noisy number of user 6's records exceeds the threshold."""
         lots = make(user_ids, expected_users=len(set(user_ids)) / 4, expected_size=1, seed=9)
         mine = [(user_ids[lots._rows(step, 1)[1][0]] == 6).sum() for step in range(trials)]
         return int((np.array(mine) + rng.normal(0, sigma, trials) > threshold).sum())

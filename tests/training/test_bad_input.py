@@ -448,7 +448,7 @@ def test_a_lot_of_another_form(give):
 
 
 def test_a_lot_of_a_number_of_rows_that_is_not_known_yet():
-    """As where a loop is traced, of a leaf and not of another."""
+    """One leaf has a known shape and the other not, as in a traced loop."""
     model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
     optimizer.build(model.trainable_variables)
     x, y = data()

@@ -84,7 +84,7 @@ def test_every_step_is_charged_and_moves_the_weights(make, train):
 @pytest.mark.extended
 @pytest.mark.parametrize("train", WAYS)
 def test_without_noise_it_is_gradient_descent_with_regularisers(train):
-    """Of full batches, without clipping: the step that Keras takes."""
+    """A step on full batches without clipping is the step of Keras."""
     regular = keras.regularizers.L2(0.01)
     x, y = data()
     plain = plain_model(keras.layers.Dense(8, activation="tanh", kernel_regularizer=regular))

@@ -149,7 +149,7 @@ def test_no_record_decides_about_the_tensors_of_another():
 
 
 def test_labels_and_weights_may_come_from_the_preprocessor():
-    """As a language model's do: the next tokens, and where they are no padding."""
+    """Returns the next tokens, and weights of 0 for padding, as for language models."""
 
     def shifted(x):
         ids = tokens(x, LENGTH + 1)["token_ids"]
@@ -325,7 +325,7 @@ def test_make_compatible_does_not_drop_a_preprocessor():
 
 
 def test_datasets_are_preprocessed_by_record_as_arrays_are():
-    """In evaluation too: a preprocessor that centres a batch finds single records."""
+    """A preprocessor that centres a batch gets single records in evaluation too."""
 
     def centred(x):
         x = tf.cast(x, tf.float32)

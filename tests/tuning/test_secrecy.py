@@ -95,7 +95,7 @@ def test_one_trial_where_the_mean_is_one():
 
 
 def everything(model, folder):
-    """All that the winner's files and objects say, but for what its own keys drew."""
+    """Returns the content of the winner's files and objects, without its own random draws."""
     model.save(folder / "winner.keras")
     ledger = json.loads(model.ledger.to_json())["ledger"]
     for entry in ledger["entries"]:

@@ -81,7 +81,7 @@ def test_group_normalization_takes_its_place():
 
 
 def test_it_computes_what_group_normalization_does():
-    """By hand: each example by itself, one group of channels after the other."""
+    """Normalises each example by hand, one group of channels after the other."""
     model = keras.Sequential(
         [keras.Input((5, 5, 8)), L.BatchNormalization(name="bn", epsilon=0.1), L.Flatten()]
     )

@@ -1,4 +1,4 @@
-"""All problems of a model at once, by the rules of training; and layers that changed since."""
+"""Tests reports of all problems of a model, and layers that changed since."""
 
 import warnings
 
@@ -120,7 +120,7 @@ def test_nothing_to_report(make):
 
 
 def test_a_normalization_that_saw_no_data_is_public():
-    """As in models of keras.applications, which hold one."""
+    """Models of keras.applications hold such a layer."""
     norm = L.Normalization(name="norm")
     model = plain_model(norm, L.Dense(3))
     private = dp.DPModel(model)
@@ -341,7 +341,7 @@ def test_variables_that_a_layer_writes(make, name):
 
 
 def test_a_constant_of_the_model_is_taken_for_what_it_is():
-    """As `validate` documents, a table of the data looks like a table of public numbers."""
+    """A table of the data looks like a table of public numbers, as `validate` documents."""
     assert validated(Tables(np.ones((1, 6)))) == []
 
 
@@ -599,7 +599,7 @@ def test_one_layer_that_mixes_hides_no_other():
 
 
 def test_a_foreign_seed_generator_draws_the_same_numbers_always():
-    """As the report states, it gets no seed of an example or a step."""
+    """The layer gets no seed of an example or a step, as the report states."""
     model = plain_model(Noise(keras.random.normal))
     example = ExampleLoss(model, None)
     assert example.num_seed_generators == 0

@@ -150,7 +150,7 @@ def test_sums_agree(name, names):
 @pytest.mark.parametrize("name", ["dense", "convolution"])
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_sums_agree_in_mixed_precision(name, policy):
-    """To the precision of the type that both compute in; the plain one also rounds gradients."""
+    """Sums agree to the precision of the type; the plain engine also rounds gradients."""
     keras.config.set_dtype_policy(policy)
     try:
         model, engines, lot = _engines(name)

@@ -1,4 +1,4 @@
-"""Which models the ghost engine is used for, and how that is said."""
+"""Tests the choice of the engine, and the text of the plan."""
 
 import keras
 import numpy as np
