@@ -37,8 +37,8 @@ def examples(name, value):
 
 
 OBJECTS = dict(public_objects())
-# Their bounds take many privacy loss distributions, some seconds each.
-SLOW = {"law_epsilon_lower_bound", "LawBound", "one_run_fdp_epsilon_lower_bound"}
+# Bounds that take many privacy loss distributions, some seconds each, and a search that trains.
+SLOW = {"law_epsilon_lower_bound", "LawBound", "one_run_fdp_epsilon_lower_bound", "search"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Everything public has type hints and a docstring."""
+"""Tests that all public names have type hints and a docstring."""
 
 import importlib
 import inspect

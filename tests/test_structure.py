@@ -145,7 +145,8 @@ OPENINGS = {
 
 
 def test_docstrings_begin_with_a_verb():
-    folders = (PACKAGE, *(ROOT / name for name in ("benchmarks", "examples", "verification")))
+    names = ("benchmarks", "examples", "tests", "verification")
+    folders = (PACKAGE, *(ROOT / name for name in names))
     found = []
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
