@@ -144,8 +144,8 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self.max_epsilon is not None and self.model.optimizer.event_varies:
             raise ValueError(
                 f"max_epsilon={self.max_epsilon} with {type(self.model.optimizer).__name__}, whose "
-                "later steps cost what earlier ones decide: how many fit is not known ahead. "
-                "Give the budget to the optimizer, total_epsilon, and leave max_epsilon out."
+                "earlier steps decide the cost of later ones, so their number cannot be planned. "
+                "Give the budget to the optimizer, as total_epsilon, and leave max_epsilon out."
             )
         self._budget, self._planned, self._done, self._stopped = None, None, 0, False
         self._running, self._writes = True, False

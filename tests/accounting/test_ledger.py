@@ -713,7 +713,7 @@ def edit(**changes):
         (edit(ledger={**EMPTY, "entries": {}}), "malformed"),
         (edit(ledger={**EMPTY, "not_covered": "all"}), "malformed"),
         (lambda text: "[]", "format"),
-        (lambda text: b"\xff\xfe\x00", "no usable privacy ledger"),
+        (lambda text: b"\xff\xfe\x00", "not a usable privacy ledger"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, damage, message):

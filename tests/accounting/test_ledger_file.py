@@ -159,7 +159,7 @@ def test_a_damaged_file_is_refused_and_left_alone(tmp_path, content):
     path.write_text(content)
     for write in (lambda: LedgerFile(path), lambda: filled().save(path)):
         with pytest.raises(
-            ValueError, match=r"ledger\.json is no usable privacy ledger: its|it is"
+            ValueError, match=r"ledger\.json: not a usable privacy ledger: its|it is"
         ):
             write()
     assert path.read_text() == content

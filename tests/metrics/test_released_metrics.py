@@ -349,7 +349,7 @@ def test_steps_that_cannot_cover_metrics_are_refused():
         pass
 
     for kind in (OwnEvent, OwnStep):
-        with pytest.raises(ValueError, match="by itself, and knows of no other release"):
+        with pytest.raises(ValueError, match="by itself, without other releases"):
             private_model(kind(noise_multiplier=1.0), released_metrics=released())
         private_model(kind(noise_multiplier=1.0))
 
@@ -546,7 +546,7 @@ class Halved(keras.metrics.MeanSquaredError):
 @pytest.mark.parametrize("metric", [keras.metrics.AUC, keras.metrics.RootMeanSquaredError, Halved])
 def test_metrics_that_are_no_means_are_refused_by_name(metric):
     compiled = ["accuracy", metric(name="odd")]
-    message = rf"'odd' is a {metric.__name__}, which is no mean.*metrics=\['accuracy'\]"
+    message = rf"'odd' is a {metric.__name__}, not a mean.*metrics=\['accuracy'\]"
     with pytest.raises(ValueError, match=message):
         lot_metrics(released(), compiled, labels=(CLASSES,))
     chosen = lot_metrics(released(metrics=["accuracy"]), compiled, labels=(CLASSES,))

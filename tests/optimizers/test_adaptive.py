@@ -361,7 +361,7 @@ def test_sums_kept_over_releases_get_the_noise_of_their_set(monkeypatch):
     assert np.linalg.norm(stale[0].numpy() / now) > 1.5
     returned = tf.function(lambda: dp.clipped_sum(model, loss, lot, optimizer), autograph=False)
     for unknown in (list(stale), stale[:], stale + [], returned()):
-        with pytest.raises(ValueError, match="sums do not say which set.*ADADP.*clipped_sum"):
+        with pytest.raises(ValueError, match="sums without their clipping set.*ADADP.*clipped_sum"):
             optimizer.apply_private(unknown, 10.0)
     assert optimizer.releases == 3
     optimizer.apply_private(stale, 10.0)

@@ -363,7 +363,7 @@ def test_custom_loops_find_it_and_plain_sums_are_refused():
         dp.private_step(model, crossentropy(), lot, optimizer, ledger=ledger, law=lots.law)
     (lot,) = lots.take(1, physical_batch_size=16)
     sums = dp.clipped_sum(model, crossentropy(), lot, optimizer)
-    with pytest.raises(ValueError, match="do not say which set"):
+    with pytest.raises(ValueError, match="without their clipping set"):
         optimizer.apply_private(list(sums), 30.0)
     with pytest.raises(ValueError, match="a scalar for each of .'loss'."):
         optimizer.apply_private(dp.ClippedSums(sums[:-1], optimizer.clipping_set()), 30.0)

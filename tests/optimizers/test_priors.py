@@ -285,7 +285,7 @@ def test_large_exponents_do_not_overflow():
         (lambda: priors.FixedPrior({"first": 0.0}), "first"),
         (lambda: priors.FixedPrior({"first": float("nan")}), "first"),
         (lambda: _built(priors.FixedPrior({"third": 1.0})), "third"),
-        (lambda: _built(priors.FixedPrior({"first/bias": [1, 2]})), "broadcasts"),
+        (lambda: _built(priors.FixedPrior({"first/bias": [1, 2]})), "broadcast"),
         (lambda: dp.ADADP(noise_multiplier=1.0, prior="fan_in"), "prior='fan_in'"),
     ],
 )

@@ -224,11 +224,11 @@ def edit(change):
     [
         (loose_mode, "others can read or replace it .mode 640"),
         (link, "symbolic link"),
-        (hard_link, "no plain file with one name"),
-        (cut_short, "no private state, or its writing was cut short"),
+        (hard_link, "not a plain file with one name"),
+        (cut_short, "not a private state, or its writing was interrupted"),
         (edit(lambda d: d["state"].update(iterations=1)), "edited or damaged"),
         (edit(lambda d: d.update(version=2)), "version is 2, this tf_adadp reads 1"),
-        (edit(lambda d: d.update(format="other")), "no private state"),
+        (edit(lambda d: d.update(format="other")), "not a private state"),
     ],
     ids=["mode", "link", "hard_link", "cut", "edited", "version", "format"],
 )

@@ -191,7 +191,7 @@ def test_the_guards_hold_without_a_word_of_its_own():
         optimizer.decay = 0.5
     with pytest.raises(ValueError, match="decay=1: give a number"):
         LayerShares(decay=1)
-    with pytest.raises(ValueError, match="do not say which set they were clipped to"):
+    with pytest.raises(ValueError, match="sums without their clipping set"):
         optimizer.apply_private([tf.zeros(s) for s in SHAPES.values()], 10.0)
     with pytest.raises(ValueError, match="made without noise_multiplier"):
         private_model(LayerShares())

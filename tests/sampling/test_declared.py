@@ -131,7 +131,7 @@ def test_only_datasets_can_be_declared(dataset):
         (lambda x, y: x, r"dataset must give \(x, y\) or \(x, y, sample_weight\)"),
         (lambda x, y: {"x": x, "y": y}, r"dataset must give \(x, y\)"),
         (lambda x, y: (x, y, y, y), r"dataset must give \(x, y\)"),
-        (lambda x, y: (x, {"k": tf.reduce_sum(y)}), r"y\['k'\] in dataset is .*no dense tensor"),
+        (lambda x, y: (x, {"k": tf.reduce_sum(y)}), r"y\['k'\] in dataset is .*not a dense tensor"),
         (lambda x, y: (tf.sparse.from_dense(x), y), "x in dataset is SparseTensorSpec"),
     ],
 )

@@ -308,7 +308,7 @@ def test_bad_arguments():
         dp.make_compatible(L.Dense(3))
     with pytest.raises(ValueError, match="batch_normalization='drop'.*group.*freeze"):
         dp.make_compatible(plain_model(), "drop")
-    with pytest.raises(ValueError, match="no result of make_compatible"):
+    with pytest.raises(ValueError, match="not a result of make_compatible"):
         dp.compatibility_changes(plain_model())
 
 

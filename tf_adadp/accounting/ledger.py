@@ -421,7 +421,7 @@ class PrivacyLedger(Outlook):
         with lock_if_possible(path):
             if not replace and os.path.lexists(path) and not self.covers(type(self).load(path)):
                 raise ValueError(
-                    f"{os.fspath(path)} records releases that this ledger does not know of, and "
+                    f"{os.fspath(path)} records releases that this ledger does not have, and "
                     "was not overwritten. Merge it first, ledger.merge(PrivacyLedger.load(path)); "
                     "or choose another path."
                 )
@@ -439,7 +439,7 @@ class PrivacyLedger(Outlook):
         try:
             return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{os.fspath(path)} is no usable privacy ledger: {error}") from error
+            raise ValueError(f"{os.fspath(path)}: not a usable privacy ledger: {error}") from error
 
     def __reduce__(self):
         # Copies and pickles must begin new entries too, so that two ledgers never share one.

@@ -108,9 +108,9 @@ class Charges:
                 if not vars(owner).get("covers_metrics", False):
                     raise ValueError(
                         f"released_metrics with {kind.__name__}: {owner.__name__}.{name} charges "
-                        "or makes its steps by itself, and knows of no other release from the "
-                        "same lot. Leave released_metrics out (log_raw_metrics=False keeps raw "
-                        "ones out of the logs), or take another optimizer."
+                        "or makes its steps by itself, without other releases from the same lot. "
+                        "Leave released_metrics out (log_raw_metrics=False keeps raw ones out of "
+                        "the logs), or take another optimizer."
                     )
         self.metrics_noise_multiplier = noise_multiplier
 

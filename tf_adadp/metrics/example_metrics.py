@@ -132,7 +132,7 @@ def _check_is_mean(name, metric, known):
         return
     others = [name for name, (_, metric, _) in known.items() if _is_mean(metric)]
     raise ValueError(
-        f"released_metrics: {name!r} is a {type(metric).__name__}, which is no mean of a function "
+        f"released_metrics: {name!r} is a {type(metric).__name__}, not a mean of a function "
         "over examples, so its sensitivity has no bound. Name those to release, "
         f"ReleasedMetrics(…, metrics={others}); it stays available on validation data."
     )

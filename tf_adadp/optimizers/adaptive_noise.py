@@ -142,7 +142,7 @@ class AdaptiveNoise(DPOptimizer):
             if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
                 raise ValueError(
                     f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
-                    f"{v.path!r} of shape {tuple(v.shape)}: give what broadcasts to it."
+                    f"{v.path!r} of shape {tuple(v.shape)}. Return a shape that broadcasts to it."
                 )
         self._shape_layout = FlatGroups([r.shape for r in shape])
         self._kept_shape = [

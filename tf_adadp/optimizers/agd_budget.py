@@ -80,7 +80,7 @@ class RenyiBudget:
             )
         if self.charges.waiting:
             raise ValueError(
-                "An earlier charge waits for its release: the next costs what that one decides. "
+                "An earlier charge waits for its release, which decides the cost of the next step. "
                 "Make the release first; after an error use `with optimizer.charged(…)`, under "
                 "which a charge without a release expires."
             )

@@ -193,13 +193,13 @@ class Guards:
         """
         if set_adapts and getattr(sums, "clipping_set", None) is None:
             raise ValueError(
-                f"sums do not say which set they were clipped to, and the clipping set of "
-                f"{type(self).__name__} changes with its releases, or releases more than the sums, "
-                "so no noise can be fitted to them. Pass what clipped_sum returned, as it is (a "
-                "copy, or what a tf.function returned, has lost its set); or call "
-                "tf_adadp.private_step. For sums of your own: tf_adadp.ClippedSums(sums, "
-                "clipping_set), with the optimizer.clipping_set() that they were clipped to, by "
-                "its sums_beside(gradients, mask, losses)."
+                f"sums without their clipping set: the clipping set of {type(self).__name__} "
+                "changes with its releases, or releases more than the sums, so the noise for them "
+                "is not known. Pass the result of clipped_sum unchanged (a copy, or the result of "
+                "a tf.function, has lost its set); or call tf_adadp.private_step. For sums that "
+                "you computed, pass tf_adadp.ClippedSums(sums, clipping_set), with the "
+                "optimizer.clipping_set() to which they were clipped, by its "
+                "sums_beside(gradients, mask, losses)."
             )
         self._check_statistics(sums)
         if isinstance(sums, ClippedSums) and not sums.intact:
@@ -322,7 +322,7 @@ def check_shapes(
         statistics = f", and a scalar for each of {list(beside)}" if beside else ""
         raise ValueError(
             f"sums of shapes {[tuple(s.shape) for s in sums]} for variables of shapes "
-            f"{shapes}{statistics}: pass what clipped_sum returned with this optimizer's "
+            f"{shapes}{statistics}. Pass the result of clipped_sum with this optimizer's "
             "clipping_set()."
         )
 

@@ -263,7 +263,7 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         annealing = self._annealing
         if annealing.model is None:
             raise RuntimeError(
-                "SADPSGD does not know the model that it trains: call `optimizer.bind(model, loss)`"
+                "SADPSGD needs the model that it trains: call `optimizer.bind(model, loss)`"
                 " before the first step of a custom loop."
             )
         if annealing.source is None:

@@ -171,8 +171,8 @@ def check_overlap(source: ArraySource, trained: Any) -> None:
             reason = "are equal to"
     if reason:
         raise ValueError(
-            f"energy_data {reason} the training data: comparing candidates on them would be a "
-            "release that nobody charges. Hold records out that need no protection, or give "
+            f"energy_data {reason} the training data: comparing candidates on them would be an "
+            "uncharged release. Hold out records that need no protection, or give "
             "energy_noise_multiplier and energy_clip."
         )
 

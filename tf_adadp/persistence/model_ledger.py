@@ -135,9 +135,9 @@ class ModelLedger:
         steps = self._model.optimizer.steps_taken if self._model.compiled else 0
         if steps > charged:
             raise ValueError(
-                f"The optimizer took {steps} steps, and the ledger knows of {charged}: its state "
-                "was restored without the ledger. Restore with `load_weights` or `load_model`, "
-                "which keep them together."
+                f"The optimizer took {steps} steps, and the ledger has {charged}: the optimizer's "
+                "state was restored without the ledger. Restore with `load_weights` or "
+                "`load_model`, which keep them together."
             )
 
     def to_json(self) -> str:

@@ -85,7 +85,7 @@ class LotsInUse:
         if in_pass:
             raise ValueError(
                 f"the last `fit` ended {in_pass} lots into a pass of {self.law.lots_per_pass}, and "
-                "passes are drawn, and paid for, whole. Train to the end of a pass first."
+                "passes are drawn and charged as a whole. Train to the end of a pass first."
             )
         if self.counter.next != self.end:
             raise ValueError(
@@ -244,8 +244,8 @@ def _create(path):
     except FileExistsError:
         raise FileExistsError(
             errno.EEXIST,
-            "a private state is written to a new file, that nobody has open and no link leads "
-            "to. Delete this one, or give another path",
+            "a private state is written to a new file only, which no other process has open. "
+            "Delete this one, or give another path",
             os.fspath(path),
         ) from None
     os.fchmod(descriptor, 0o600)
@@ -262,7 +262,7 @@ def _read(path):
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise ValueError("it is no plain file with one name. Give the file that was saved.")
+            raise ValueError("it is not a plain file with one name. Give the saved file.")
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise ValueError(
                 f"others can read or replace it (mode {stat.S_IMODE(status.st_mode):o}, owner "
@@ -278,10 +278,10 @@ def _parse(text):
         whole = document["sha256"] == checksum_of(state)
     except (ValueError, KeyError, TypeError):
         raise ValueError(
-            "it is no private state, or its writing was cut short. Resume without it."
+            "it is not a private state, or its writing was interrupted. Resume without it."
         ) from None
     if format != _FORMAT:
-        raise ValueError("it is no private state.")
+        raise ValueError("it is not a private state.")
     if version != _VERSION:
         raise ValueError(
             f"its version is {version!r}, this tf_adadp reads {_VERSION}. Resume without it."

@@ -211,7 +211,7 @@ def _element_spec(dataset: tf.data.Dataset) -> Spec:
             leaves.append(None)
         elif not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             raise TypeError(
-                f"{name} in dataset is {spec}, which is no dense tensor with one row per example. "
+                f"{name} in dataset is {spec}, not a dense tensor with one row per example. "
                 "Batch the dataset; make sparse data dense, pad ragged data."
             )
         else:

@@ -88,7 +88,7 @@ class SizeCheck:
             raise ContradictedLaw(
                 f"the last {self._run} batches of dataset have {size} rows each, and by its law, "
                 f"{self._law.describe()}, a lot has so many with probability {probability:.3g}. "
-                "Batches of one size are no Poisson lots. " + _FIX
+                "Batches of one size are not Poisson lots. " + _FIX
             )
 
 

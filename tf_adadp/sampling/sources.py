@@ -86,7 +86,7 @@ def leaf_dtype(dtype: Any, name: str) -> tf.DType:
         tensor_dtype = tf.as_dtype(dtype)
     except TypeError:
         raise TypeError(
-            f"{name} has dtype {dtype}, which is no TensorFlow type. Convert it to floats, "
+            f"{name} has dtype {dtype}, which is not a TensorFlow type. Convert it to floats, "
             "integers, booleans or strings."
         ) from None
     return tf.as_dtype(keras.config.floatx()) if tensor_dtype.is_floating else tensor_dtype

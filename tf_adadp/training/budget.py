@@ -70,8 +70,8 @@ class Budget:
         name = type(optimizer).__name__
         if optimizer.event_varies:
             raise ValueError(
-                f"target_epsilon={self.target_epsilon} with {name}, whose later steps cost what "
-                "earlier ones decide: it has a budget of its own, give it total_epsilon and "
+                f"target_epsilon={self.target_epsilon} with {name}, whose earlier steps decide the "
+                "cost of later ones. It has its own budget: give it total_epsilon and "
                 "total_delta, and leave target_epsilon out."
             )
         if not optimizer.waits_for_budget:

@@ -76,8 +76,8 @@ class ComposedTuner:
     def __init__(self, *args: Any, **kwargs: Any):
         if "KERASTUNER_ORACLE_IP" in os.environ:
             raise ValueError(
-                "ComposedTuner with KERASTUNER_ORACLE_IP: tuners in several processes would each "
-                "know of their own trials alone. Search in one process."
+                "ComposedTuner with KERASTUNER_ORACLE_IP: each of several processes would charge "
+                "its own trials only. Search in one process."
             )
         self.ledger = PrivacyLedger()
         super().__init__(*args, **kwargs)

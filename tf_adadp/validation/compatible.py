@@ -124,8 +124,8 @@ def compatibility_changes(model: keras.Model) -> Report:
     report = attached(model, CHANGES)
     if report is None:
         raise ValueError(
-            f"model {model.name!r} is no result of make_compatible in this process: give what "
-            "make_compatible returned; files and copies of it hold no report."
+            f"model {model.name!r} is not a result of make_compatible in this process. Give the "
+            "model that make_compatible returned; files and copies of it hold no report."
         )
     return report
 

@@ -127,8 +127,8 @@ class FixedPrior(_Fixed):
             return np.broadcast_to(scale, shape)
         except ValueError:
             raise ValueError(
-                f"scales for {variable.path!r} have shape {scale.shape}, the variable has {shape}: "
-                "give what broadcasts to it."
+                f"scales for {variable.path!r} have shape {scale.shape}, the variable has {shape}. "
+                "Give scales that broadcast to it."
             ) from None
 
     def get_config(self) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def judge(dataset: tf.data.Dataset) -> Pipeline:
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
     except tf.errors.FailedPreconditionError as error:
         raise ValueError(
-            f"The dataset cannot be looked into ({error.message.splitlines()[0]}). Leave out what "
-            "binds it to a device, as prefetch_to_device() and copy_to_device()."
+            f"The steps of dataset cannot be read ({error.message.splitlines()[0]}). Leave out "
+            "steps that bind it to a device, as prefetch_to_device() and copy_to_device()."
         ) from error
     graph = tf.compat.v1.GraphDef.FromString(graph.numpy())
     if not graph.node:

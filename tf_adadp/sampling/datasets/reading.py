@@ -170,8 +170,7 @@ def _batches(dataset, pipeline, names) -> Iterator[list[np.ndarray]]:
         for leaf, name in zip(leaves, names, strict=True):
             if np.ndim(leaf) == 0:
                 raise ValueError(
-                    f"{name} is a scalar in an element that was said to be a batch of records. "
-                    "Leave batched=True out."
+                    f"batched=True, but {name} is a scalar in an element. Leave batched=True out."
                 )
             if len(leaf) != len(leaves[0]):
                 raise ValueError(
