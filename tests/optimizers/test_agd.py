@@ -393,7 +393,6 @@ def test_every_step_is_charged_what_it_is_and_training_stops(lots):
     private.fit(make_lots, epochs=100, verbose=0, callbacks=[Watch()])
     assert int(optimizer.iterations) == len(budgets) == private.ledger.steps
     assert [count for _, count in events(private)] == [1] * len(budgets)
-    assert len(budgets) <= 2 * 5
     assert rounds_of(private) == ["m", "s"] * (len(budgets) // 2)
     for (event, _), rho in zip(events(private), budgets, strict=True):
         if not isinstance(event, dp_accounting.ZCDpEvent):
