@@ -1,6 +1,7 @@
 """Small models and data shared by the tests."""
 
 import pathlib
+import re
 
 import keras
 import numpy as np
@@ -9,6 +10,12 @@ import tf_adadp as dp
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROWS = 120
+
+
+def python_blocks(page):
+    """Returns the code of a page, a string for each block that is fenced as Python."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def data(rows=ROWS, features=6, classes=3, seed=0):

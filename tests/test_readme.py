@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import adadp_report, step_report
+from tests.helpers import python_blocks
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +24,7 @@ def test_it_is_short():
 
 
 def test_its_program_is_the_example():
-    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    (program,) = python_blocks(ROOT / "README.md")
     assert program == (ROOT / "examples/digits.py").read_text(encoding="utf-8")
 
 

@@ -1,17 +1,16 @@
 """The code in docs/explanation/accounting.md and docs/explanation/choosing.md runs as printed."""
 
 import pathlib
-import re
 
 import pytest
+
+from tests.helpers import python_blocks
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 BLOCKS = [
     block
     for page in ("accounting.md", "choosing.md")
-    for block in re.findall(
-        r"```python\n(.*?)```", (DOCS / "explanation" / page).read_text(encoding="utf-8"), re.DOTALL
-    )
+    for block in python_blocks(DOCS / "explanation" / page)
 ]
 
 

@@ -1,16 +1,17 @@
 """The code in docs/explanation/audits.md runs as printed, one block after the other."""
 
 import pathlib
-import re
 
 import pytest
+
+from tests.helpers import python_blocks
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "explanation" / "audits.md"
 
 
 @pytest.mark.extended
 def test_the_examples_run():
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = python_blocks(PAGE)
     assert len(blocks) == 2
     names = {}
     for block in blocks:

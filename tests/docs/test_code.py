@@ -8,6 +8,7 @@ import re
 import pytest
 
 import tf_adadp
+from tests.helpers import python_blocks
 from tf_adadp import accounting, audit, clipping, priors, tuning
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,8 +30,8 @@ def calls(page):
 
     Code is what is fenced as Python, and what stands between backquotes and is an expression.
     """
+    fenced = python_blocks(page)
     text = page.read_text(encoding="utf-8")
-    fenced = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in [*fenced, *re.findall(r"`([^`\n]+)`", text)]:
         try:
@@ -38,11 +39,10 @@ def calls(page):
         except SyntaxError:
             assert code not in fenced, code
             continue
-        keywords = {}  # of calls, by the node that is called
+        keywords = {}  # of calls, by the node that is called, which `walk` gives after the call
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 keywords[node.func] = {k.arg for k in node.keywords if k.arg}
-        for node in ast.walk(tree):
             name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
             if re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] in MODULES:
                 module, *names = name.split(".")
@@ -73,8 +73,7 @@ def arguments(function):
     owner = getattr(function, "__self__", None)
     found = arguments(owner) if inspect.isclass(owner) else set()
     for part in function.__mro__ if inspect.isclass(function) else [function]:
-        parameters = inspect.signature(part).parameters if callable(part) else {}
-        found |= set(parameters)
+        found |= set(inspect.signature(part).parameters)
     return found
 
 

@@ -1,13 +1,13 @@
 """The page on privacy statements shows what its program prints."""
 
 import pathlib
-import re
+
+from tests.helpers import python_blocks
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "statement.md"
 
 
 def test_the_program_prints_what_the_page_shows(capsys):
-    text = PAGE.read_text(encoding="utf-8")
-    program, printed = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (program,) = python_blocks(PAGE)
     exec(compile(program, PAGE.name, "exec"), {})
-    assert capsys.readouterr().out == printed
+    assert f"\n```\n{capsys.readouterr().out}```\n" in PAGE.read_text(encoding="utf-8")

@@ -1,15 +1,15 @@
 """The code in docs/how-to/tuning.md runs as printed, and prints the table that stands there."""
 
 import pathlib
-import re
 
 import pytest
 
 import tf_adadp as dp
+from tests.helpers import python_blocks
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "tuning.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = python_blocks(PAGE)
 
 
 def test_the_table_is_what_its_code_prints(capsys):
