@@ -55,7 +55,7 @@ def test_a_false_claim_is_refuted(dpsgd):
 
 
 def test_the_gaussian_bound_sees_a_false_claim_of_a_tenth(dpsgd):
-    """The 95 % bound of 200,000 releases is within a factor of 1.10 of the claim."""
+    """The 95 % bound of 200,000 releases is 1/1.10 of the claim at least; it sees a noise / 0.9."""
     sigma, claimed, found = dpsgd
     bound = audit.gaussian_epsilon_lower_bound(found.scores, found.neighbor_scores, DELTA)
     assert claimed / 1.10 < bound.epsilon <= claimed

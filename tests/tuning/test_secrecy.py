@@ -114,12 +114,13 @@ def everything(model, folder):
     }
 
 
+@pytest.mark.parametrize("trials", [3, pytest.param(7, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("best_of", [min, max])
-def test_one_trial_and_many_look_the_same(best_of, tmp_path, capfd, caplog, monkeypatch):
-    """Searches of 1 and of 3 trials, the first or the last of which wins, leave the same traces."""
+def test_one_trial_and_many_look_the_same(best_of, trials, tmp_path, capfd, caplog, monkeypatch):
+    """Searches of 1 trial and of several, the first or last of which wins, leave equal traces."""
     seen = []
     keras.utils.clear_session()
-    for number in (1, 3):
+    for number in (1, trials):
         coins = iter([1.0] * (number - 1) + [0.0])
         monkeypatch.setattr("random.SystemRandom.random", lambda self, coins=coins: next(coins))
         calls = []
