@@ -269,6 +269,16 @@ def test_charges_of_other_callbacks_shorten_the_run():
     assert 1.99 <= model.epsilon(DELTA) <= 2.0
 
 
+def test_epsilon_is_at_the_delta_of_the_budget_by_its_accountant():
+    model = make(accountant="pld")
+    fit(model)
+    assert model.epsilon() == model.epsilon(DELTA, "pld") < model.epsilon(DELTA)
+    assert model.epsilon(accountant="rdp") == model.epsilon(DELTA)
+    model.compile(dp.DPSGD(noise_multiplier=1.0), LOSS, log_raw_metrics=False)
+    with pytest.raises(ValueError, match=r"delta is missing.*epsilon\(1e-5\)"):
+        model.epsilon()
+
+
 @pytest.mark.parametrize(
     ("text", "optimizer", "arguments"),
     [
@@ -279,6 +289,7 @@ def test_charges_of_other_callbacks_shorten_the_run():
         ("target_epsilon", None, {"target_epsilon": -1.0}),
         ("target_delta|delta", None, {"target_delta": 1.0}),
         ("accountant", None, {"accountant": "moments"}),
+        (r"ADADP\(\), or with .*keras.optimizers.Adam\)\(\)", lambda: "adam", {}),
         ("made without noise_multiplier", None, {"target_epsilon": None, "target_delta": None}),
     ],
 )

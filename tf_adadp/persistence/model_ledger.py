@@ -40,6 +40,7 @@ class ModelLedger:
         self._training = False
         self._loaded = False  # whether the file that is being loaded had a ledger
         self._optimizer: Any = None
+        self._budget: Any = None  # of `compile`
         self._met: tuple[int, int] | None = None  # releases and steps of the optimizer
 
     @property
@@ -87,9 +88,9 @@ class ModelLedger:
         """Attaches a ledger that covers all releases about these weights, and replaces others."""
         self._of_weights.paid_by(ledger)
 
-    def follow(self, optimizer: Any) -> None:
-        """Follows the steps of an optimizer that was compiled."""
-        self._optimizer, self._met = optimizer, None
+    def follow(self, optimizer: Any, budget: Any) -> None:
+        """Follows the steps of a compiled optimizer; its budget gives `epsilon` its defaults."""
+        self._optimizer, self._budget, self._met = optimizer, budget, None
 
     def meet(self) -> None:
         """Remembers the optimizer's steps, to see state that is put in from outside."""
@@ -105,9 +106,17 @@ class ModelLedger:
             self.current().mark_unknown(reason)
             self.meet()
 
-    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
+    def epsilon(self, delta: float | None, accountant: str | None) -> float:
         """Returns ε of everything released so far; see `DPModel.epsilon`."""
-        return self.checked().epsilon(delta, accountant)
+        default = "rdp"
+        if delta is None:
+            if self._budget is None:
+                raise ValueError(
+                    "delta is missing, and compile got no target_delta: give one below 1/N for N "
+                    "records, e.g. epsilon(1e-5)."
+                )
+            delta, default = self._budget.target_delta, self._budget.accountant
+        return self.checked().epsilon(delta, default if accountant is None else accountant)
 
     def checked(self) -> PrivacyLedger:
         """Returns the ledger, once every release about the weights is known to be in it.

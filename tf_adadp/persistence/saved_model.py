@@ -25,12 +25,17 @@ class SavedWithLedger:
         """
         return self._history.current()
 
-    def epsilon(self, delta: float, accountant: str = "rdp") -> float:
-        """Returns ε of everything released so far at this δ; see `PrivacyLedger.epsilon`.
+    def epsilon(self, delta: float | None = None, accountant: str | None = None) -> float:
+        """Returns ε of everything released so far; see `PrivacyLedger.epsilon`.
+
+        Args:
+            delta: δ in (0, 1); None for the `target_delta` of `compile`.
+            accountant: one of `accounting.ACCOUNTANTS`; None for "rdp", or without a `delta` for
+                the one of `compile`.
 
         Raises:
-            ValueError: where a release was not charged, or its sampling law or the history of the
-                weights is unknown.
+            ValueError: a release was not charged; its sampling law or the history of the weights is
+                unknown; delta is None and `compile` had no budget.
         """
         return self._history.epsilon(delta, accountant)
 

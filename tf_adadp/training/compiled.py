@@ -127,10 +127,12 @@ def _check_optimizer(optimizer, budget):
         name = optimizer.__name__
         raise ValueError(f"optimizer={name} is a class: give {name}(noise_multiplier=...).")
     if not isinstance(optimizer, DPOptimizer):
+        given = "noise_multiplier=..." if budget is None else ""
         raise ValueError(
             f"optimizer={optimizer!r} is not private. Compile a DPModel with one of tf_adadp's "
-            "optimizers, e.g. tf_adadp.ADADP(noise_multiplier=...); for training without privacy "
-            "compile the plain model."
+            f"optimizers, e.g. tf_adadp.ADADP({given}), or with the private form of one of Keras, "
+            f"e.g. tf_adadp.make_private(keras.optimizers.Adam)({given}). For training without "
+            "privacy compile the plain model."
         )
     if budget is None:
         optimizer._require_noise_multiplier()

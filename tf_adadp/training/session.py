@@ -84,7 +84,7 @@ class Session:
     def compiled_with(self, compiled: Compiled) -> None:
         """Takes up another optimizer and another loss."""
         self.compiled, self.prepared, self._step = compiled, None, None
-        self._history.follow(compiled.optimizer)
+        self._history.follow(compiled.optimizer, compiled.budget)
 
     def refuse_nested(self, method: str) -> None:
         """Raises a RuntimeError where `fit` runs."""
