@@ -314,7 +314,7 @@ class PrivacyLedger(Outlook):
 
     @property
     def odometer_reasons(self) -> tuple[str, ...]:
-        """Returns the known reasons why ε is an odometer reading; empty for a guarantee.
+        """Returns the known reasons why ε is an odometer reading; empty if none is known.
 
         They come from `mark_odometer` and `adaptive`, and from changes of noise or sampling. The
         ledger cannot know why you continued training, stopped, or began again.

@@ -1,4 +1,6 @@
-"""Computes lower bounds on ε from an attacker's observations, with NumPy and SciPy only.
+"""Computes lower bounds on ε from an attacker's observations, with a stated confidence.
+
+It needs NumPy and SciPy only.
 
 Two settings: many independent releases on two neighbouring data sets (`epsilon_lower_bound`), and
 one release that depends on many independent coins (`one_run_epsilon_lower_bound`). Both hold for

@@ -316,7 +316,7 @@ def check_lot_size(expected_lot_size: Any) -> None:
 def check_shapes(
     sums: Sequence[tf.Tensor], variables: Sequence[keras.Variable], beside: Sequence[str] = ()
 ) -> None:
-    """Refuses sums whose shapes differ from the variables, with one scalar per statistic."""
+    """Refuses sums whose shapes are not those of the variables and one scalar per statistic."""
     shapes = [tuple(v.shape) for v in variables]
     if [tuple(s.shape) for s in sums] != shapes + [()] * len(beside):
         statistics = f", and a scalar for each of {list(beside)}" if beside else ""

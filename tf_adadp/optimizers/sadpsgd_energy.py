@@ -157,7 +157,7 @@ def check_form(source: ArraySource, element_spec: Any) -> None:
 
 
 def check_overlap(source: ArraySource, trained: Any) -> None:
-    """Refuses public energy_data that are the arrays of the training data."""
+    """Refuses public energy_data that are training data, as far as their arrays show it."""
     if not isinstance(trained, ArraySource):
         return
     reason = None

@@ -244,8 +244,8 @@ def _create(path):
     except FileExistsError:
         raise FileExistsError(
             errno.EEXIST,
-            "a private state is written to a new file only, which no other process has open. "
-            "Delete this one, or give another path",
+            "a private state is written to a new file only, which no other process has open and "
+            "no link leads to. Delete this one, or give another path",
             os.fspath(path),
         ) from None
     os.fchmod(descriptor, 0o600)

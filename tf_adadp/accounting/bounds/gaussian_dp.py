@@ -70,7 +70,7 @@ def clt_epsilon(
 
 
 def clt_mu_of_events(charges: Iterable[tuple[dp_accounting.DpEvent, int]]) -> float | None:
-    """Returns μ of a composition, √Σ μ²; None for events other than Gaussians."""
+    """Returns μ of a composition, √Σ μ²; None unless all are Gaussians on all records or a lot."""
     total = 0.0
     for event, count in charges:
         q, gaussian = 1.0, event

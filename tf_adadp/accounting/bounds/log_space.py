@@ -20,7 +20,7 @@ _DIGITS = 40
 
 
 def whole_orders(orders: int | Iterable[int], greatest: int) -> tuple[np.ndarray, bool]:
-    """Returns orders as an int array [k], and whether a single one was given.
+    """Returns orders as an int array [k], and whether one was given. Integral floats are allowed.
 
     Raises:
       ValueError: an order is not a whole number in 2..greatest.

@@ -18,8 +18,8 @@ def write_atomically(path: str | os.PathLike, text: str) -> None:
 def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Yields a new name in the folder of `path`; the file written there replaces it atomically.
 
-    The file has the suffixes and the mode of `path`. After an exception `path` is unchanged; a
-    crash may leave the file of the new name, which starts with a dot.
+    The replacement is durable. The file has the suffixes and the mode of `path`. After an exception
+    `path` is unchanged; a crash may leave the file of the new name, which starts with a dot.
     """
     path = pathlib.Path(path).resolve()  # of a link, the file that it leads to
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp.{path.name}")

@@ -57,7 +57,7 @@ def has_own_gradient(op: tf.Operation) -> bool:
 
 
 class _Use:
-    """Holds an operation and the values of its operands."""
+    """Holds an operation and the proven facts about its operands."""
 
     def __init__(self, op, values, output, d):
         self.op, self.values = op, values
