@@ -127,7 +127,7 @@ def test_warm_up_is_dpsgd():
         advance(optimizer, np.random.default_rng(step), 1)
 
 
-def test_rmsprop_and_sgd_steps_are_kerass_own():
+def test_rmsprop_and_sgd_steps_are_those_of_keras():
     """The private optimizer takes the same step as Keras's for the same release."""
     for private, plain in (
         (dp.ADADP(0.01, scale_step=False, noise_multiplier=0, allow_no_noise=True,

@@ -142,7 +142,7 @@ def tested_event(
 
 
 def gaussian_epsilon_estimate(scores: ArrayLike, neighbor_scores: ArrayLike, delta: float) -> float:
-    """ESTIMATES ε under the assumption that both samples are Gaussian of one variance.
+    """Estimates ε, ASSUMING that both samples are Gaussian of one variance.
 
     μ = |difference of the means| / pooled standard deviation, and ε that of a Gaussian mechanism of
     multiplier 1/μ at δ (privacy loss distribution). It says what `epsilon_lower_bound` would come
@@ -312,7 +312,7 @@ def clopper_pearson(count: ArrayLike, draws: ArrayLike, level: float) -> tuple[f
 
 
 def _log_ratio(frequent, draws, rare, neighbor_draws, delta, level):
-    """log((p_low − δ)/p'_high), −∞ where δ covers p_low."""
+    """Returns log((p_low − δ)/p'_high), −∞ where δ covers p_low."""
     low, _ = clopper_pearson(frequent, draws, level)
     _, high = clopper_pearson(rare, neighbor_draws, level)
     excess = np.maximum(low - delta, 0.0)

@@ -131,7 +131,7 @@ def _epsilon_of(composition, delta):
 
 @functools.lru_cache(maxsize=256)
 def _trade_off_of(composition):
-    """f of a composition, by tangents at ε from 0 to where δ is next to nothing; about a second."""
+    """Returns f of a composition, by tangents at ε from 0 to where δ vanishes; takes a second."""
     top = min(composition.epsilon(_LEAST_DELTA, "pld"), _LARGEST_EPSILON)
     epsilons = np.linspace(0, top, _LINES)
     rest = 1 - np.array([composition.delta(epsilon, "pld") for epsilon in epsilons])

@@ -245,7 +245,7 @@ def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
 
 @contextlib.contextmanager
 def _own_keys(optimizer, seed):
-    """Other keys while the audit runs: its releases are neither counted nor ever repeated."""
+    """Gives the audit keys of its own: its releases are neither counted nor ever repeated."""
     keys = {n: k for n, k in vars(optimizer).items() if isinstance(k, noise.SecretKey)}
     for name in keys:
         setattr(optimizer, name, noise.SecretKey(_seed_of(seed, name)))
@@ -296,7 +296,7 @@ def _rows(optimizer, canary, gradients):
 
 
 def _coins(key, count, q):
-    """float32 [count], 1 with probability q."""
+    """Draws coins, float32 [count], 1 with probability q."""
     if q == 1:
         return tf.ones([count])
     seed = noise.stream(key.key, key.next_step(), 0)
@@ -305,7 +305,7 @@ def _coins(key, count, q):
 
 
 def _log_ratio(released, stddevs, without, alone, q, divisor):
-    """log p'(release)/p(release) of one step, by its own account; a float32 scalar."""
+    """Returns log p'(release)/p(release) of one step by its claimed noise, a float32 scalar."""
     terms = []
     # Not strict: prior="raw" has a second sum, which is not part of the release.
     for r, s, d, u in zip(released, stddevs, without, alone, strict=False):

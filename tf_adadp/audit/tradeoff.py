@@ -289,12 +289,12 @@ def _guesses_refute(trade_off, m, r, v, level):
 
 
 def _for_the_best(gain, level):
-    """`gain` at a level that all candidates share, for a choice that few draws do not mislead."""
+    """Returns `gain` at a level common to all candidates, so that few draws mislead no choice."""
     return lambda *counts: gain(level / len(counts[0]), *counts)
 
 
 def _largest_errors(frequent, draws, rare, neighbor_draws, level):
-    """(α_high, β_high) of the test that rejects D' where the event happens."""
+    """Returns (α_high, β_high) of the test that rejects D' where the event happens."""
     low, _ = clopper_pearson(frequent, draws, level)
     _, high = clopper_pearson(rare, neighbor_draws, level)
     return high, 1 - low

@@ -265,7 +265,7 @@ class Charged:
 
     @property
     def metrics_noise_multiplier(self) -> float | None:
-        """σ_m of the metrics that every step releases from its lot and `event` covers, or None."""
+        """Returns σ_m of the metrics that each step releases and `event` covers, or None."""
         return self.charges.metrics_noise_multiplier
 
     def charge(

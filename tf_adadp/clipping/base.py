@@ -87,7 +87,7 @@ class ClippingSet(abc.ABC):
 
     @property
     def center(self) -> list[tf.Tensor] | None:
-        """None, or the list of tensors a (one per variable) that K is centred at.
+        """Returns the centre of K, a list of one tensor a per variable, or None for 0.
 
         With a centre, rows contribute clip(g − a), absent rows 0, and the releasing code adds
         (expected lot size)·a back after the noise.
@@ -212,8 +212,8 @@ class ScaledRows(ClippingSet):
         measured = [as_rows(g).measure(s) for g, s in zip(grads, scales, strict=True)]
         squares = [square for square, _ in measured]
         ok = tf.math.is_finite(tf.add_n(squares))
-        # The quotient comes last: XLA stores the results of divisions, and would work out anything
-        # cheaper again for every entry of every row.
+        # The quotient comes last: XLA stores results of divisions, and would compute a cheaper
+        # operation again for every entry of every row.
         weights = [
             tf.where(ok, mask, 0.0) / tf.where(ok, divisor, 1.0)
             for divisor in self._divisors(squares)

@@ -32,7 +32,7 @@ class RowsBeside(ClippingSet):
         "loss":   min(max(w·ℓ/C, 0), 1), in [0, 1]: the loss whose gradient the clipped row is,
                   rounded to 2⁻⁸, so that float32 sums of up to 65,000 rows are exact
 
-    and any other row, like one that is masked, 0. `sums_beside` has one more entry than there are
+    and every other row, as a masked one, 0. `sums_beside` has one more entry than there are
     variables for each statistic, a scalar Σ_x mask_x·(…), in the order above.
 
     Formal guarantee: with the share ρ_j of the step's budget for statistic j of sensitivity Δ_j,

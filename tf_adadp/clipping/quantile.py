@@ -67,12 +67,12 @@ class QuantileClip:
 
     @property
     def initial_norm(self) -> float:
-        """C of the first step."""
+        """Returns C of the first step."""
         return self._initial_norm
 
     @property
     def budget_share(self) -> float:
-        """ρ, the share of a step's budget that the count has."""
+        """Returns ρ, the share of a step's budget that the count takes."""
         return self._budget_share
 
     def next_norm(self, norm: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """Row forms: the per-example gradients of one variable, in the form that an engine holds.
 
-A clipping set needs three things of the gradients of a batch: an upper bound of each row's norm,
+A clipping set needs three quantities of the gradients of a batch: upper bounds of the rows' norms,
 Σ weight·row, and for a box Σ weight·clip(row). Where a gradient is known as a product of two small
 tensors (a dense layer's input and output gradient), all but the last come without forming it.
 `Rows` is the plain form, one tensor; the factored forms are in `gradients.forms`.

@@ -46,7 +46,7 @@ class ExampleMetrics:
 
     @property
     def modes(self) -> tuple[str | None, ...]:
-        """Per name whether less is better ("min") or more ("max"); None where it is not known."""
+        """Returns "min" per name where less is better, "max" where more is, None where unknown."""
         directions = (metric_direction(metric) for _, metric, _ in self._chosen)
         return tuple({"up": "max", "down": "min"}.get(direction) for direction in directions)
 

@@ -129,7 +129,7 @@ class AdaCliP(AdaptiveNoise, keras.optimizers.SGD):
         return max(self.l2_norm_clip**2 / self._num_scalars, self.min_variance)
 
     def clipping_set(self) -> sets.ClippingSet:
-        """‖(v − a)/b‖₂ ≤ 1: an ellipsoid around the centre, from past releases."""
+        """Returns ‖(v − a)/b‖₂ ≤ 1: an ellipsoid around the centre, from past releases."""
         if self.scale == "free":
             scales = [tf.convert_to_tensor(b.value) for b in self._kept_scale]
         else:

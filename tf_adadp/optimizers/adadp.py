@@ -131,7 +131,7 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
     ) -> None:
-        """Keras's RMSprop step of one variable, its rate divided by r."""
+        """Takes Keras's RMSprop step of one variable, with its rate divided by r."""
         if self._step_factors is not None:
             factor = self._step_factors[self._get_variable_index(variable)]
             learning_rate = learning_rate * tf.cast(factor, learning_rate.dtype)

@@ -135,8 +135,8 @@ class AdaptiveNoise(DPOptimizer):
         self._prior.build(self._add_state, variables)
         if self.prior == "raw" or not variables:  # a frozen model can be saved and loaded
             return
-        # r is worked out once per release and kept: one that were worked out anew for the noise
-        # could differ from the one that gradients were clipped with.
+        # r is computed once per release and kept: computed again for the noise, it could differ
+        # from the r that gradients were clipped with.
         shape = self._next_shape()
         for r, v in zip(shape, variables, strict=True):
             if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
@@ -170,12 +170,12 @@ class AdaptiveNoise(DPOptimizer):
         return sets.Switch(self._is_warm(kept), box, sets.L2Ball(self.l2_norm_clip))
 
     def _ellipsoid_scales(self):
-        """C·r, per variable."""
+        """Returns C·r, per variable."""
         norm = self.current_clip_norm()
         return self._shape_layout.unpack([norm * r for r in self._shape_vectors()])
 
     def _relative_gamma(self):
-        """γ in the metric of the ellipsoid, where the clip norm is 1."""
+        """Returns γ in the metric of the ellipsoid, where the clip norm is 1."""
         gamma = self.automatic_clipping
         return None if gamma is None else gamma / self.l2_norm_clip
 
@@ -189,13 +189,13 @@ class AdaptiveNoise(DPOptimizer):
         return self._shape_layout.unpack(self._shape_vectors())
 
     def _shape_vectors(self):
-        """r as it is kept: the vectors of `_shape_layout`."""
+        """Returns r as it is kept: the vectors of `_shape_layout`."""
         kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
         warm = self._is_warm(kept)
         return [tf.where(warm, r, 1.0) for r in kept]
 
     def _printed_set(self):
-        """Algorithm 1, lines 6–20."""
+        """Returns the set of Algorithm 1, lines 6–20."""
         root = self._prior.root()
         bounds = [self.local_clip_factor * r for r in root]
         if self.clipping == "ellipsoid":

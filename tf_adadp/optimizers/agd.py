@@ -247,14 +247,14 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         expected_lot_size: tf.Tensor | float,
         regularization_gradients: Sequence[tf.Tensor | None] | None = None,
     ) -> None:
-        """Refused: a clipped sum is not all that a step of AGD needs."""
+        """Refuses: a step of AGD needs more than a clipped sum."""
         raise RuntimeError(
             "AGD takes a lot, not a clipped sum: half of its steps look at losses. Train with "
             "`DPModel.fit`, or call tf_adadp.private_step."
         )
 
     def _release(self, sums, expected_lot_size, step):
-        """(sums + noise)/L at the multiplier of this measurement."""
+        """Returns (sums + noise)/L at the multiplier of this measurement."""
         sigma = tf.cast(tf.math.rsqrt(2 * self._measurement_budget.value), tf.float32)
         stddevs = self.clipping_set().noise_stddev(self.noise_multiplier, len(sums))
         stddevs = [sigma * std for std in stddevs]
@@ -270,7 +270,7 @@ class AGD(RenyiBudget, DPOptimizer, keras.optimizers.SGD):
         self._phase.assign(SELECT)
 
     def _unit_direction(self, regularization_gradients):
-        """d, the release with the gradient of public losses, scaled to norm 1 (or 0)."""
+        """Returns d, the release plus the gradient of public losses, scaled to norm 1 (or 0)."""
         total = [tf.convert_to_tensor(s.value) for s in self._direction]
         if regularization_gradients is not None:
             total = [

@@ -59,7 +59,7 @@ class AutoSGD(DPOptimizer, keras.optimizers.SGD):
 
     @property
     def gamma(self) -> float:
-        """γ."""
+        """Returns γ."""
         return self.automatic_clipping
 
     def get_config(self) -> dict[str, Any]:

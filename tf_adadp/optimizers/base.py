@@ -135,7 +135,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         if self.built:
             self._check_variables(variables)
             return
-        # Out of a graph that is traced: values are set once, and not whenever it runs.
+        # Outside of a graph that is being traced: values are set once, not whenever it runs.
         with self._building(), tf.init_scope():
             if not self.adapts_clip_norm:
                 clipping.bounds_for(_paths(variables), self.l2_norm_clip)  # checks the prefixes
@@ -225,9 +225,9 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
         Args:
             sums: the `ClippedSums` that `clipped_sum` returned for one whole lot. Of a plain list
-                neither the clipping set nor the lot is known: it is refused where the optimizer's
-                set depends on releases, and otherwise it is on you that every lot is charged, and
-                released from, once.
+                neither the clipping set nor the lot is known. It is refused where the optimizer's
+                set depends on releases; otherwise you must charge every lot, and release from it,
+                once.
             expected_lot_size: L, a public constant: the mean of the lot size's law.
             regularization_gradients: gradients of losses that depend on the weights alone, added
                 after the noise; a list with None where there is none.
@@ -289,7 +289,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     def _with_noise(self, sums, stddevs, expected_lot_size, step, noise_multiplier=None):
         """Returns `(sums + noise)/L` and the noise's std over L. No key meets a `step` twice.
 
-        noise_multiplier: that of these stddevs, where it is another than the optimizer's.
+        noise_multiplier: that of these stddevs, if it is not the optimizer's.
         """
         self._require_noise_multiplier()
         if noise_multiplier is None:
@@ -330,7 +330,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
         Each of R replicas has slots of its own: an example draws one of those where it is.
         """
-        # Here, where custom loops come by as well.
+        # Checked here because custom loops call it as well.
         replicas.check_microbatches(tf.distribute.get_strategy(), self.microbatch_size)
         each = self.microbatch_size * replicas.num_replicas()
         slots = tf.round(tf.cast(expected_lot_size, tf.float32) / each)
@@ -373,7 +373,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         """
 
     def can_continue(self, law: SamplingLaw) -> bool:
-        """Tells whether a budget of the optimizer's own has room for another step.
+        """Tells whether the optimizer's own budget has room for another step.
 
         It depends on released state only. Training stops at the first execution after which it is
         False.
@@ -384,7 +384,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         """Returns scalars for the logs, by name, of released quantities only."""
         return {"clip_norm": self.current_clip_norm()} if self.adapts_clip_norm else {}
 
-    # Around it
+    # Devices, keys and configuration
 
     @property
     def kept_on_one_device(self) -> str | None:
@@ -397,7 +397,7 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
 
     @property
     def steps_taken(self) -> int:
-        """`iterations` as an int, outside of graphs; also where it is on several devices."""
+        """Returns `iterations` as an int, outside of graphs, also on several devices."""
         return int(self.iterations.numpy())
 
     @property

@@ -64,7 +64,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
             would be uncharged state. 0 for none.
         variant: "sound" or "printed".
         prior, warmup_steps, local_clip_factor, prior_decay, prior_exponent: see `AdaptiveNoise`;
-            the exponent is 1/3 unless told.
+            the exponent defaults to 1/3.
         momentum, nesterov: as in `keras.optimizers.SGD`.
         **kwargs: see `DPOptimizer` (training needs noise_multiplier) and `keras.optimizers.SGD`.
 
@@ -176,7 +176,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         return normalized(squares, [tuple(w.shape) for w in self._direction], exponent=0.5)
 
     def _next_shape(self):
-        """(v/abs(w))^(1/3) for the ellipsoid, mean square 1; the prior's own for the box."""
+        """Returns (v/abs(w))^(1/3), mean square 1, for ellipsoids; for boxes the prior's shape."""
         shape = super()._next_shape()
         if self.clipping == "local":
             return shape
@@ -324,7 +324,7 @@ class _Printed(sets.L2Ball):
         self._importances = importances
 
     def noise_stddev(self, noise_multiplier, num_variables):
-        """σ*·C·(Σ abs(w)^(4/3))^(1/2)·abs(w_i)^(1/3) / ‖w‖."""
+        """Returns σ*·C·(Σ abs(w)^(4/3))^(1/2)·abs(w_i)^(1/3) / ‖w‖."""
         w = self._importances
         powers = tf.add_n([tf.reduce_sum(tf.pow(x, 4 / 3)) for x in w])
         squares = tf.add_n([tf.reduce_sum(tf.square(x)) for x in w])

@@ -21,8 +21,8 @@ class FoundRate(DPOptimizer):
         m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
         M = (h̃_0 − s_h)² / (2·mean_{k<10} P̄_k·h̃_k)   in [1, 4], and 1 for t < 9
 
-    with P̄ that P which has no s² taken off, h̃_k pulled into [0, 1], and h̃_0 no lower than s_h, the
-    std of its noise.
+    where P̄ is P without the subtraction of s², h̃_k is clipped to [0, 1], and h̃_0 is at least s_h,
+    the std of its noise.
     w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
     the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
     holds it at a half (averaged over the steps so far, those weighted most that see a high loss),
@@ -35,9 +35,9 @@ class FoundRate(DPOptimizer):
         a_l = max(G_l, 0) + n_l,   x_l = (a_l − S_l)/(a_l + |S_l|)
         ln f_l ← ln f_l + x_l·(0.1 + 0.2·n_l/a_l)   where x_l > 0,   + 0.5·x_l   otherwise
 
-    with f_l in [0.3, 1], from 1 on. G is what the last step gained to first order, S the slope that
-    is left behind it, above 0 where the loss rises again: a tensor slows down while its steps end
-    above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the
+    with f_l in [0.3, 1], starting at 1. G is what the last step gained to first order, S the slope
+    that is left behind it, above 0 where the loss rises again: a tensor slows down while its steps
+    end above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the
     size of its noise (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, because
     RMSprop's average contains the noise of g̃_{t−1} too. If the step is divided by a shape r, so
     are g̃ and s in P.
@@ -54,8 +54,8 @@ class FoundRate(DPOptimizer):
     that value, so m is lower than necessary if steps are many times longer than 1.
 
     Args:
-        learning_rate: None for the above; a float or a Keras schedule is used unchanged. A box and
-            a dict of clip norms do not scale an example by one factor: for them None is
+        learning_rate: None to find it as above; a float or a Keras schedule is used unchanged. A
+            box and a dict of clip norms do not scale an example by one factor: for them None is
             `InverseSqrtDecay()`.
         **kwargs: see `DPOptimizer`.
 
@@ -124,7 +124,7 @@ class FoundRate(DPOptimizer):
         self._gains.assign(rates * tf.stack(list(gains)))
 
     def _next_rate_factor(self, released, stddevs, scales):
-        """m of this step."""
+        """Returns m of this step."""
         totals = tf.stack(
             [tf.reduce_sum(tf.square(g * c)) for g, c in zip(released, scales, strict=True)]
         )
@@ -167,7 +167,7 @@ class FoundRate(DPOptimizer):
         return tf.stack(slopes), tf.stack(noise)
 
     def _next_tensor_factors(self, slopes, noise_energy):
-        """f of this step, from S and Σ(s·d)² of the last one."""
+        """Returns f of this step, from S and Σ(s·d)² of the last one."""
         noise = self._deviations * tf.sqrt(noise_energy)
         allowed = tf.maximum(self._gains.value, 0.0) + noise
         room = tf.math.divide_no_nan(allowed - slopes, allowed + tf.abs(slopes))
@@ -195,7 +195,7 @@ class FoundRate(DPOptimizer):
 
     @property
     def learning_rate_at_first(self) -> float:
-        """η_0 of the schedule."""
+        """Returns η_0 of the schedule."""
         return self._learning_rate.initial_learning_rate
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
@@ -217,7 +217,7 @@ class FoundRate(DPOptimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """η_t; where the rate is found, without its factors. Not settable then."""
+        """Returns η_t; of a rate that is found, without its factors, and then it cannot be set."""
         return super().learning_rate
 
     @learning_rate.setter

@@ -369,11 +369,11 @@ class SADPSGD(DPOptimizer, keras.optimizers.SGD):
         return (change <= 0) | (uniform <= probability) | at_threshold
 
     def step_logs(self) -> dict[str, tf.Tensor]:
-        """{"accepted": τ}, a released quantity (unless printed, where ε = ∞)."""
+        """Returns {"accepted": τ}, a released quantity (unless printed, where ε = ∞)."""
         return {**super().step_logs(), "accepted": tf.cast(self.accepted.value, tf.float32)}
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
-        """DP-SGD's event, with that of ΔE where energy_data are private; ε = ∞ if printed."""
+        """Returns DP-SGD's event, with that of ΔE if energy_data are private; ε = ∞ if printed."""
         self._require_noise_multiplier()
         if self.variant == "printed":
             return dp_accounting.NonPrivateDpEvent()

@@ -73,11 +73,11 @@ class Energy:
         self._weights = [tf.Variable(tf.zeros(s.shape, s.dtype), trainable=False) for s in specs]
 
     def _mean(self, weights):
-        """J at the given weights, float64."""
+        """Returns J at the given weights, float64."""
         return self._sum(lambda record: self._losses(weights, record)) / self.count
 
     def _clipped_change(self, old, new, bound):
-        """Σ_i clip(ℓ_i(new) − ℓ_i(old)), float64. Raw: it gets its noise from the caller.
+        """Returns Σ_i clip(ℓ_i(new) − ℓ_i(old)), float64. Raw: the caller adds the noise.
 
         Sensitivity: `bound` for one record more or less, 2·bound for a replaced one.
         """
@@ -89,7 +89,7 @@ class Energy:
         return self._sum(change)
 
     def _sum(self, per_record):
-        """Σ of a value [B] of each real record, in float64: its changes are small."""
+        """Sums a value [B] over the real records, in float64 because its changes are small."""
         records, mask = self._lot
 
         def body(p, total):
@@ -105,7 +105,7 @@ class Energy:
         )[1]
 
     def _losses(self, weights, records):
-        """Weighted losses [B] of a batch of records."""
+        """Returns the weighted losses [B] of a batch of records."""
         size = self._lot[1].shape[1]
         if not self._one_by_one or self._trace is not None:
             return self._batch_losses(weights, records, size)

@@ -13,10 +13,10 @@ from tf_adadp.utils.checks import check_integer, check_number
 class InverseSqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
     """η_t = η₀ · min(1, (t + 1)/warmup_steps) / √(1 + t/decay_steps), t = 0, 1, … the step.
 
-    Long steps while the signal is large, short ones when noise is most of each step,
-    and no horizon to know beforehand: a run can be stopped by its budget, or go on. For `ADADP` and
-    `DPRMSprop`, whose steps do not depend on the scale of the gradients or of the noise; where they
-    find a rate, that is a part of this one.
+    Steps are long while the signal is large, and short when noise is most of each step. It needs no
+    horizon: a budget may stop the run, or the run may go on. It is for `ADADP` and `DPRMSprop`,
+    whose steps do not depend on the scale of the gradients or of the noise. A rate that they find
+    is this one times a factor.
 
     The warm-up is for RMSprop's average, which starts at 0: its first steps are up to
     1/√(1 − ρ) = 3 times as long as the rate says, all in the direction of one release.

@@ -26,7 +26,7 @@ class Statistics:
 
     @property
     def l2_norm_clip(self) -> float | dict[str, float] | clipping.QuantileClip:
-        """C, or how it is adapted, or a copy of the dict of bounds."""
+        """Returns C, the `QuantileClip` that adapts it, or a copy of the dict of bounds."""
         clip = self._l2_norm_clip
         return dict(clip) if isinstance(clip, tuple) else clip
 

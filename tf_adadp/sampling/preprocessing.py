@@ -196,7 +196,7 @@ def preprocessed_batches(model: keras.Model, dataset: tf.data.Dataset) -> tf.dat
 
 
 class _OneRecord:
-    """The graph of `preprocess_samples` for a batch of one record.
+    """Holds the graph of `preprocess_samples` for a batch of one record.
 
     Args:
         model: a model that preprocesses.
@@ -222,7 +222,7 @@ class _OneRecord:
         try:
             with without_caches(model, getattr(model, "preprocessor", None)):
                 self._function = tf.function(apply).get_concrete_function(*single)
-        except Exception as error:  # whatever a tokenizer or layer raises
+        except Exception as error:  # any error of a tokenizer or layer
             raise ValueError(
                 f"The preprocessing of {self._model} cannot take {_form(spec)}: "
                 f"{first_line(error)}. Give raw records, as its own fit takes them. For records "

@@ -68,7 +68,7 @@ __all__ = [
     "get_keras_mask",
     "has_given_vocabulary",
     "inbound_nodes",
-    "is_kerass_own",
+    "is_part_of_keras",
     "layers_of",
     "learning_rate_of",
     "loss_tracker_of",
@@ -162,7 +162,7 @@ def has_given_vocabulary(layer: keras.Layer) -> bool:
     return layer._has_input_vocabulary
 
 
-def is_kerass_own(function: object, part: str) -> bool:
+def is_part_of_keras(function: object, part: str) -> bool:
     """Tells whether a function or class is defined in a part of Keras, such as "layers"."""
     return function.__module__.startswith(f"keras.src.{part}.")
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from tf_adadp.utils.keras_compat import functional_inputs, inbound_nodes, is_kerass_own
+from tf_adadp.utils.keras_compat import functional_inputs, inbound_nodes, is_part_of_keras
 
 
 def check_tokens(model: keras.Model, x: object, name: str = "x") -> None:
@@ -57,7 +57,7 @@ def _names_a_row(indices, size):
 
 def _looks_up(layer):
     """Tells whether a layer is an `Embedding` whose inputs are indices into its table."""
-    return isinstance(layer, keras.layers.Embedding) and is_kerass_own(
+    return isinstance(layer, keras.layers.Embedding) and is_part_of_keras(
         type(layer).call,
         "layers",  # a user's `call` may take anything
     )

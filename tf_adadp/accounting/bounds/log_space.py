@@ -44,12 +44,12 @@ def log_expm1(x: float) -> float:
 
 
 def log_second_factor(rdp2: float) -> float:
-    """log min{4(e^{ε(2)} − 1), 2e^{ε(2)}}, the j = 2 factor of all these bounds; rdp2 = ε(2)."""
+    """Returns log min{4(e^{ε(2)} − 1), 2e^{ε(2)}}, the j = 2 factor of all bounds; rdp2 = ε(2)."""
     return min(math.log(4) + log_expm1(rdp2), math.log(2) + rdp2)
 
 
 def rdp_of_expansion(orders: np.ndarray, log_factors: np.ndarray, q: float) -> np.ndarray:
-    """1/(α−1) · log(1 + Σ_{j=2..α} C(α,j) q^j e^{log_factors[j−2]}), float64 [len(orders)].
+    """Returns 1/(α−1)·log(1 + Σ_{j=2..α} C(α,j) q^j e^{log_factors[j−2]}), float64 [len(orders)].
 
     Relative error near 1e-12 for orders up to 512; q > 0.
     """
@@ -63,7 +63,7 @@ def rdp_of_expansion(orders: np.ndarray, log_factors: np.ndarray, q: float) -> n
 
 @functools.lru_cache(maxsize=256)
 def log_even_differences(noise_multiplier: float, greatest: int) -> np.ndarray:
-    """log B(l) for even l = 2, 4, …, the last ≥ greatest; float64, entry l//2 − 1.
+    """Returns log B(l) for even l = 2, 4, …, the last ≥ greatest; float64, entry l//2 − 1.
 
         B(l) = Σ_{i=0..l} (−1)^i C(l, i) e^{i(i−1)/(2σ²)} = E[(p/q − 1)^l] > 0
 
@@ -103,7 +103,7 @@ def log_even_differences(noise_multiplier: float, greatest: int) -> np.ndarray:
 
 
 def log_absolute_moments(noise_multiplier: float, greatest: int) -> np.ndarray:
-    """log 4√(B(2⌊j/2⌋) B(2⌈j/2⌉)) for j = 3..greatest, float64 [greatest − 2].
+    """Returns log 4√(B(2⌊j/2⌋) B(2⌈j/2⌉)) for j = 3..greatest, float64 [greatest − 2].
 
     By Cauchy–Schwarz e^{…} is at least 4 E|p/q − 1|^j, p and q as in `log_even_differences`.
     """

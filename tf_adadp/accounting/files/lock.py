@@ -88,7 +88,7 @@ class FileLock:
 
 
 def lock_if_possible(path: str | os.PathLike) -> contextlib.AbstractContextManager:
-    """`FileLock(path)`, or nothing on a system without locks: for a single write."""
+    """Returns `FileLock(path)`, or nothing on a system without locks: for a single write."""
     return contextlib.nullcontext() if fcntl is None else FileLock(path)
 
 

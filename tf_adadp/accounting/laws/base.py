@@ -99,7 +99,7 @@ class SamplingLaw(abc.ABC):
 
     @property
     def unknown_reason(self) -> str | None:
-        """Why no ε can be reported for releases from these lots; None where the law is known."""
+        """Returns why no ε can be reported for releases from these lots; None for a known law."""
         return None
 
     @property

@@ -36,7 +36,7 @@ class FixedSizeSampling(_OneSizeSampling):
 
     @property
     def record_probability(self) -> float:
-        """n/N."""
+        """Returns n/N."""
         return self.size / self.num_examples
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:

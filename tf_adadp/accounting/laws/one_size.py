@@ -28,12 +28,12 @@ class _OneSizeSampling(SamplingLaw):
 
     @property
     def expected_lot_size(self) -> int:
-        """n."""
+        """Returns n."""
         return self.size
 
     @property
     def max_lot_size(self) -> int:
-        """n."""
+        """Returns n."""
         return self.size
 
     @property

@@ -72,7 +72,7 @@ class PoissonSampling(SamplingLaw):
 
     @property
     def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
-        """Add or remove one record."""
+        """Returns the relation "add or remove one record"."""
         return _Relation.ADD_OR_REMOVE_ONE
 
     @property

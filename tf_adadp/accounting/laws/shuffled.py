@@ -39,7 +39,7 @@ class ShuffledSampling(_OneSizeSampling):
 
     @property
     def lots_per_pass(self) -> int:
-        """⌊N/n⌋."""
+        """Returns ⌊N/n⌋."""
         return self.num_examples // self.size
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:
@@ -54,7 +54,7 @@ class ShuffledSampling(_OneSizeSampling):
         return isinstance(event, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent)
 
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """False: events of this law claim no sampling."""
+        """Returns False: events of this law claim no sampling."""
         del sampling_event
         return False
 

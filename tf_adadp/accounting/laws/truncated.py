@@ -65,7 +65,7 @@ class TruncatedPoissonSampling(SamplingLaw):
 
     @property
     def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
-        """Add or remove one record."""
+        """Returns the relation "add or remove one record"."""
         return _Relation.ADD_OR_REMOVE_ONE
 
     @property
@@ -75,7 +75,7 @@ class TruncatedPoissonSampling(SamplingLaw):
 
     @property
     def max_lot_size(self) -> int:
-        """M."""
+        """Returns M."""
         return self.max_size
 
     def event(self, noise_multiplier: float, microbatched: bool = False) -> dp_accounting.DpEvent:

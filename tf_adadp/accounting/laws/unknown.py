@@ -36,7 +36,7 @@ class UnknownSampling(SamplingLaw):
 
     @property
     def neighboring_relation(self) -> None:
-        """None: no relation can be named."""
+        """Returns None: no relation can be named."""
         return
 
     @property
@@ -56,7 +56,7 @@ class UnknownSampling(SamplingLaw):
         return dp_accounting.UnsupportedDpEvent()
 
     def matches(self, sampling_event: dp_accounting.DpEvent) -> bool:
-        """False: nothing can be checked against an unknown law."""
+        """Returns False: nothing can be checked against an unknown law."""
         del sampling_event
         return False
 

@@ -79,12 +79,12 @@ class UserSampling(SamplingLaw):
 
     @property
     def num_units(self) -> int:
-        """U, the number of users."""
+        """Returns U, the number of users."""
         return self.num_users
 
     @property
     def neighboring_relation(self) -> dp_accounting.NeighboringRelation:
-        """Add or remove one user."""
+        """Returns the relation "add or remove one user"."""
         return _Relation.ADD_OR_REMOVE_ONE
 
     @property

@@ -36,7 +36,7 @@ class Factored(RowGradients):
 
     @property
     def factors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """a and d."""
+        """Returns a and d."""
         return self._a, self._d
 
     def scaled(self, factor: float | tf.Tensor) -> Self:

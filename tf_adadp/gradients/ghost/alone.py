@@ -22,7 +22,7 @@ ATTENTION = tuple(
 
 
 class CannotMap(Exception):
-    """A layer cannot be mapped over examples by itself: the one around it may be."""
+    """Raised if a layer cannot be mapped over examples by itself; the one around it may be."""
 
 
 class AloneCall:
@@ -136,7 +136,7 @@ class AloneCall:
         return tf.nest.map_structure(lambda t: tf.squeeze(t, 0), outputs)
 
     def _vjp(self, upstream):
-        """`(gradients of the floating inputs, gradients of the weights)`, one call for both."""
+        """Returns `(gradients of floating inputs, gradients of the weights)`, one call for both."""
         if self._gradients is None:
             self._gradients = self._made_vjp(upstream)
         return self._gradients

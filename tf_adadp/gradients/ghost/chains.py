@@ -51,7 +51,7 @@ def pulled_back(
 
 
 def _by_gradient(tensor, rows, follower, weights):
-    """TensorFlow's gradient of the tensor, example by example."""
+    """Returns TensorFlow's gradient of the tensor, example by example."""
     numbers = sorted(follower.of(tensor).weights)
     found = [weights[i] for i in numbers]
 
@@ -74,7 +74,7 @@ def _same(op, rows, _):
 
 
 def _cast(op, rows, _):
-    """No gradient goes through integers."""
+    """Stops gradients at integers."""
     return [(op.inputs[0], rows)] if op.inputs[0].dtype.is_floating else []
 
 
@@ -139,7 +139,7 @@ def _quotient(op, rows, _):
 
 
 def _matrix_product(op, rows, _):
-    """P = A·B: the gradient a ⊗ d of P is a ⊗ d·Bᵀ of A and Aᵀa ⊗ d of B."""
+    """Splits P = A·B: the gradient a ⊗ d of P is a ⊗ d·Bᵀ of A and Aᵀa ⊗ d of B."""
     plain = isinstance(rows, Factored) and rows.layout.is_plain
     names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     if not plain or len(rows.shape) != 2 or any(op.get_attr(n) for n in names):

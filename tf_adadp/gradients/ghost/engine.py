@@ -45,7 +45,7 @@ class GhostEngine:
         num_slots=None,
         augmentation_multiplicity=1,
     ):
-        """Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
+        """Returns Σ over the lot of clip(gradient of one example), and Σ of the examples' losses.
 
         Arguments, result and guarantee are those of `VectorizedEngine.clipped_sum`, for
         microbatch_size = 1 alone: a slot's gradient is the sum of several examples', which has

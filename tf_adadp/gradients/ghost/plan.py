@@ -44,8 +44,8 @@ class GradientPlan:
         mapped: names of the layers that are mapped example by example.
         obstacles: reasons why the engine cannot follow the whole model; None if it did not try.
         dropped: paths of variables that the model writes in training; private steps drop that.
-        captured: names of the tensors that the model holds and that are not weights: constants, by
-            the word of who made the model.
+        captured: names of tensors that the model holds and that are not weights; whoever made the
+            model vouches that they are constants.
     """
 
     engine: str
@@ -59,7 +59,7 @@ class GradientPlan:
 
     @property
     def floats_per_example(self) -> int:
-        """Floats held per example for norms and sums."""
+        """Returns the number of floats held per example for norms and sums."""
         if self.engine == "vectorized":
             return self.num_scalars
         return sum(g.floats for g in self.gradients)

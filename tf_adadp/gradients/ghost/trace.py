@@ -35,7 +35,7 @@ from tf_adadp.gradients.proof.obstacles import (
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, public
 from tf_adadp.utils.keras_compat import (
     get_keras_mask,
-    is_kerass_own,
+    is_part_of_keras,
     layers_of,
     original_operation,
     own_layers,
@@ -49,8 +49,8 @@ _LONGEST_UNROLLED = 64
 class CannotFollow(BaseException):
     """Raised if the ghost pass cannot follow a model; the message names the place and the reason.
 
-    Never leaves this package. No `Exception`, since Keras would rewrite the message of one that is
-    raised while a layer is called.
+    It never leaves this package. It is not an `Exception`, because Keras would rewrite the message
+    of one that is raised while a layer is called.
 
     Attributes:
         layer: the layer at fault, or None.
@@ -188,7 +188,7 @@ class Trace:
         traced = tf.function(self._traced, autograph=False)
         try:
             self._function = traced.get_concrete_function(*specs, x, y, sample_weight, seeds)
-        except Exception as error:  # whatever code of the user's raises on a batch
+        except Exception as error:  # any error of the user's code on a batch
             raise CannotFollow(of_error(error)) from error
         self.graph = self._function.graph
         self.captured = tuple(
@@ -338,7 +338,7 @@ class Trace:
                 rows = rows.scaled(1.0 / self._loss_scale)
                 self.parts.append(Part(number, call.layer, "map", rows))
 
-    # --- where it fails -------------------------------------------------------------------------
+    # --- failures -------------------------------------------------------------------------------
 
     def _check(self, tensor, what, like=None):
         """Checks that a tensor, which the follower has seen, has one row per example."""
@@ -410,7 +410,7 @@ class Trace:
             try:
                 with _without_loop(layer, args):
                     outputs = call(*args, **kwargs)
-            except Exception as error:  # whatever code of the user's raises on a batch
+            except Exception as error:  # any error of the user's code on a batch
                 raise CannotFollow(of_error(error, layer), layer) from error
             self._spans.append((start, len(graph.get_operations()), layer))
             return outputs
@@ -424,17 +424,17 @@ def _without_loop(layer, args):
         return contextlib.nullcontext()
     shape = args[0].shape if args and tf.is_tensor(args[0]) else [None, None]
     if len(shape) < 2 or shape[1] is None or shape[1] > _LONGEST_UNROLLED:
-        is_kerass = all(map(_is_kerass, layers_of(layer)))
+        by_keras = all(map(_is_from_keras, layers_of(layer)))
         reason = f"the layer {layer.name!r} loops"
-        raise CannotFollow(reason, layer, unknown=True, by_keras=is_kerass)
+        raise CannotFollow(reason, layer, unknown=True, by_keras=by_keras)
     return replaced(layer, unroll=True)
 
 
-def _is_kerass(layer):
+def _is_from_keras(layer):
     """Tells whether a layer's code is Keras's, its activations Keras's or TensorFlow's."""
     activations = (f for name, f in vars(layer).items() if name.endswith("activation"))
     libraries = {f.__module__.partition(".")[0] for f in activations if callable(f)}
-    return is_kerass_own(type(layer).call, "layers") and libraries <= {"keras", "tensorflow"}
+    return is_part_of_keras(type(layer).call, "layers") and libraries <= {"keras", "tensorflow"}
 
 
 def _only_passes_on(op):

@@ -152,7 +152,7 @@ def _contracted(x, x_labels, d, z_labels, weight, shape):
 
 
 def _grouped(values, labels, positions, features):
-    """[B, ...] as [B, positions..., product of the features]."""
+    """Reshapes [B, ...] to [B, positions..., product of the features]."""
     order = [0, *(labels.index(n) for n in positions + features)]
     if order != sorted(order):
         values = tf.transpose(values, order)
@@ -182,14 +182,14 @@ def _depthwise_convolution(use, place):
 
 @_form("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _transposed_convolution(use, place):
-    """x and d change places: the operation is the gradient of a convolution of d."""
+    """Swaps x and d: the operation is the gradient of a convolution of d."""
     x, d, shape = _images_of(use, place, 2)
     d, window = _window(use.op, d, shape[:-2])
     return _products_of_windows(use, windows.unfold(window, d), x, shape)
 
 
 def _images_of(use, place, images):
-    """x and d [B·m, *space, channels], x the operand `images`, and the shape of the filters."""
+    """Returns x and d [B·m, *space, channels], x the operand `images`, and the filters' shape."""
     if place != 1:
         raise NoForm("a convolution of a weight with examples as filters")
     x, d = (_channels_last(use.op, t) for t in (use.x(images), use.d()))
@@ -199,7 +199,7 @@ def _images_of(use, place, images):
 
 
 def _products_of_windows(use, unfolded, others, shape):
-    """Σ over positions of window ⊗ others."""
+    """Returns Σ over positions of window ⊗ others."""
     pair = windows.joined(unfolded), others
     if use.output.stride > 1:
         pair = (tf.reshape(t, [-1, use.output.stride, *t.shape[1:]]) for t in pair)

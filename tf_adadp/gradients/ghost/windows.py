@@ -71,7 +71,7 @@ def _patches(x, size, strides, dilation, padding):
 
 
 def joined(windows):
-    """[B, *positions, *kernel_size, c] as [B, *positions, i]."""
+    """Reshapes [B, *positions, *kernel_size, c] to [B, *positions, i]."""
     space = (windows.shape.rank - 2) // 2
     count = windows.shape[1 + space :].num_elements()
     head = windows.shape[1 : 1 + space]
@@ -80,7 +80,7 @@ def joined(windows):
 
 
 def _flat_positions(windows, outputs, stride):
-    """[B, T, window entries, c] and [B, T, o], float32: T positions in all images of an example."""
+    """Returns float32 [B, T, window entries, c] and [B, T, o]; T: positions in all images."""
     space = (windows.shape.rank - 2) // 2
     size = math.prod(windows.shape[1 + space : -1])
     batch, channels = tf.shape(outputs)[0] // stride, windows.shape[-1]
@@ -92,7 +92,7 @@ def _flat_positions(windows, outputs, stride):
 
 
 def grouped(windows, outputs, groups, stride):
-    """dW [B, *kernel_size, c/groups, o] of a grouped convolution of `stride` images an example."""
+    """Returns dW [B, *kernel_size, c/groups, o] of a grouped convolution."""
     size = windows.shape[(windows.shape.rank - 2) // 2 + 1 : -1]
     windows, outputs = _flat_positions(windows, outputs, stride)
     batch, length = tf.shape(windows)[0], tf.shape(windows)[1]
@@ -104,7 +104,7 @@ def grouped(windows, outputs, groups, stride):
 
 
 def depthwise(windows, outputs, shape, stride):
-    """dW [B, *kernel_size, c, multiplier] of a depthwise convolution, likewise."""
+    """Returns dW [B, *kernel_size, c, multiplier] of a depthwise convolution, likewise."""
     windows, outputs = _flat_positions(windows, outputs, stride)
     batch, length = tf.shape(windows)[0], tf.shape(windows)[1]
     outputs = tf.reshape(outputs, [batch, length, shape[-2], shape[-1]])

@@ -196,7 +196,7 @@ def _constant(op):
 
 
 def _random(op, values):
-    """Random numbers are rows where each example has its own, and the key is secret."""
+    """Follows random numbers: rows where each example has its own and the key is secret."""
     shape = values[0].value
     if shape is None:
         raise Mixes("draws random numbers of a shape that is not known")
@@ -238,7 +238,7 @@ def _spread(op, values):
 
 
 def _batch_shaped(op, dims, otherwise):
-    """Rows of a tensor of these dims, one of them c·B."""
+    """Returns the rows of a tensor of these dims, one of them c·B."""
     axes = [a for a, d in enumerate(dims) if isinstance(d, sizes.Size)]
     if len(axes) != 1 or dims[axes[0]].power != 1:
         raise Mixes(otherwise or "has the number of examples in its shape more than once")

@@ -70,7 +70,7 @@ def of_operation(
 def of_error(error: Exception, layer: keras.Layer | None = None) -> Obstacle:
     """Describes an error of the user's code while it is traced for a batch."""
     reason = f"it cannot be traced for a batch: {first_line(error)}"
-    if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):  # whose advice is no way out
+    if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):  # its advice does not help
         reason = "it branches, or loops, in Python on values of tensors"
     return _placed([traceback.extract_tb(error.__traceback__)], reason, layer)
 
@@ -127,7 +127,7 @@ def _with_originals(op):
 
 
 def _users_line(frames):
-    """`(line of the user's code, whether it is inside of what is traced)`."""
+    """Returns `(line of the user's code, whether it is inside of what is traced)`."""
     inside = True
     for frame in reversed(frames):
         name = frame.filename

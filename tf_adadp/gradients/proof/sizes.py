@@ -174,7 +174,7 @@ def _elementwise(function: Callable):
 
 
 def _check_whole(values):
-    """Fractions are not followed: TensorFlow rounds them otherwise than Python."""
+    """Refuses fractions: TensorFlow rounds them differently from Python."""
     for number in (n for v in values for n in v.flat):
         if isinstance(number, float):
             _whole(number)

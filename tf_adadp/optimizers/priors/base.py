@@ -21,8 +21,7 @@ class Prior(abc.ABC):
     for raises it. r ≡ 1 is DP-SGD's noise.
 
     Guarantee: a prior is fed with released vectors and public facts only, so its shape is
-    post-processing and costs no privacy. r is at most √m for m trainable scalars, for any
-    releases are.
+    post-processing and costs no privacy. r is at most √m for m trainable scalars, for any releases.
 
     A new prior is one subclass: `update` receives releases, `moments` returns the estimate;
     state is made in `_build` with `add_variable`. The shape is worked out once after every release
@@ -80,7 +79,7 @@ class Prior(abc.ABC):
 
     @abc.abstractmethod
     def _build(self, add_variable, variables):
-        """Hook of `build`."""
+        """Creates the state of a subclass. A hook of `build`."""
 
     @abc.abstractmethod
     def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
@@ -99,7 +98,7 @@ class Prior(abc.ABC):
         """
 
     def shape(self) -> list[tf.Tensor]:
-        """r: list of float32 tensors broadcastable to the variables, mean(r²) = 1."""
+        """Returns r, a list of float32 tensors that broadcast to the variables, mean(r²) = 1."""
         return normalized(self.moments(), self._shapes, self.exponent, self.floor)
 
     def get_config(self) -> dict[str, Any]:

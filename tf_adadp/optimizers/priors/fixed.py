@@ -24,10 +24,10 @@ class _Fixed(Prior):
 
     @abc.abstractmethod
     def _public_moments(self, variables):
-        """Hook: per variable an array of its rank that broadcasts to it."""
+        """Returns one array per variable, of its rank, that broadcasts to it. A hook."""
 
     def update(self, released: Sequence[tf.Tensor], stddevs: Sequence[tf.Tensor]) -> None:
-        """Nothing: the shape depends on public facts only."""
+        """Does nothing: the shape depends on public facts only."""
 
     def moments(self) -> list[tf.Tensor]:
         """See `Prior.moments`."""

@@ -93,7 +93,7 @@ class PooledMoments:
         return self._layout.pack(means)
 
     def estimates(self) -> list[tf.Tensor]:
-        """List of tensors that broadcast to the variables; they may be negative."""
+        """Returns a list of tensors that broadcast to the variables; they may be negative."""
         weight = tf.maximum(self._weight.value, 1e-12)
         values = [u.value / weight for u, _ in self._means]
         side_means = self._layout.means(values)

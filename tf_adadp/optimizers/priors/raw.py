@@ -35,7 +35,7 @@ class RawPrior:
             moment.assign(d * moment.value + (1.0 - d) * tf.square(g))
 
     def root(self) -> list[tf.Tensor]:
-        """√E', list of tensors of the variables' shapes."""
+        """Returns √E', a list of tensors of the variables' shapes."""
         return [tf.sqrt(m.value) for m in self._moments]
 
 

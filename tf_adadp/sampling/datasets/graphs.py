@@ -97,12 +97,12 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """Its type, without "Dataset" and version."""
+        """Returns its type, without "Dataset" and version."""
         return DATASET.sub("", self.node.op)
 
     @property
     def name(self) -> str:
-        """Its name as a method of `tf.data.Dataset`, more or less."""
+        """Returns its name as a method of `tf.data.Dataset`, approximately."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.kind).lower()
 
     def refuse(self, why: str, fix: str) -> None:

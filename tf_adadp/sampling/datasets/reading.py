@@ -188,7 +188,7 @@ def _batches(dataset, pipeline, names) -> Iterator[list[np.ndarray]]:
 
 
 def shapes_differ(error: Exception) -> bool:
-    """Tells whether elements of unequal shapes could not be batched; fused steps word it apart."""
+    """Tells whether elements of unequal shapes could not be batched, also by fused steps."""
     text = str(error)
     return "Cannot batch tensors with different shapes" in text or "to the batch:" in text
 

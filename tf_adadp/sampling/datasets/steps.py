@@ -206,7 +206,7 @@ def _batch(step, inputs):
 def _check_remainder(step, elements):
     """Refuses to drop a short last batch where places tell of other records.
 
-    Whether it is dropped is the last operand that is a boolean; values of padding come before it.
+    The last boolean operand tells whether it is dropped; values of padding come before it.
     """
     for number in reversed(range(1, len(step.node.input))):
         value = step.constant(number)
