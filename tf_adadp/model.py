@@ -11,7 +11,7 @@ from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.distribution import workers
 from tf_adadp.metrics import ReleasedMetrics
 from tf_adadp.optimizers import DPOptimizer
-from tf_adadp.persistence import files
+from tf_adadp.persistence import files, trained_parts
 from tf_adadp.persistence.saved_model import SavedWithLedger
 from tf_adadp.persistence.weights_ledger import keep_in_copies
 from tf_adadp.sampling.preprocessing import preprocessed
@@ -418,7 +418,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         files.refuse_legacy_format()
         return {
             "name": self.name,
-            "model": keras.saving.serialize_keras_object(self.model),
+            **trained_parts.model_config(self.model),
             "physical_batch_size": self.physical_batch_size,
             "gradient_engine": self.gradient_engine,
         }
@@ -429,11 +429,7 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     ) -> "DPModel":
         """Makes a model from its `get_config`."""
         files.refuse_legacy_format()
-        config = dict(config)
-        config["model"] = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        return cls(**config)
+        return cls(**trained_parts.with_model(config, custom_objects))
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds from the first batch and drops it, which would drop a lot.

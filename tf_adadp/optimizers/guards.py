@@ -362,9 +362,10 @@ def _check_stored(optimizer, store):
         raise ValueError(
             f"the file holds {stored} variables of an optimizer, this {type(optimizer).__name__} "
             f"has {len(mine)}, and they differ from number {differs} on: it was saved by "
-            "another optimizer, by one of other arguments or weights, or by another version of "
-            "tf_adadp. Make the optimizer that was saved (`load_model` does); or start its "
-            "state anew with `load_weights(path, skip_mismatch=True)`, which keeps the ledger."
+            "another optimizer, by one of other arguments, for other trainable weights (compare "
+            "`trainable_variables`; freeze and adapt them as before), or by another version of "
+            "tf_adadp. Make the model and optimizer that were saved (`load_model` does); or start "
+            "its state anew with `load_weights(path, skip_mismatch=True)`, which keeps the ledger."
         )
 
 

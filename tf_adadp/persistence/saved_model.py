@@ -7,6 +7,8 @@ import numpy as np
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.persistence import files
 from tf_adadp.persistence.model_ledger import LedgerState, ModelLedger
+from tf_adadp.persistence.trained_parts import Adapters
+from tf_adadp.utils.keras_compat import layers_of
 
 
 class SavedWithLedger:
@@ -16,6 +18,8 @@ class SavedWithLedger:
         """Begins to keep the ledger, once the plain model is `self.model`."""
         self._history = ModelLedger(self, ledger)
         self._ledger_state = LedgerState(self._history)  # under this name in checkpoints
+        # Keras loads private attributes after others.
+        self._trained_adapters = Adapters(lambda: layers_of(self.model))
 
     @property
     def ledger(self) -> PrivacyLedger:

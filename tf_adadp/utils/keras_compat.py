@@ -16,6 +16,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.metrics.reduction_metrics import reduce_to_samplewise_values
 from keras.src.models.functional import Functional
+from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 from keras.src.trainers.data_adapters import (
     ArrayDataAdapter,
@@ -44,6 +45,7 @@ __all__ = [
     "CompileLoss",
     "CompileMetrics",
     "Functional",
+    "KerasSaveable",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
     "array_ops",
@@ -130,6 +132,16 @@ def layers_of(layer: keras.Layer, include_self: bool = True) -> list[keras.Layer
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Returns the weights of a layer, without those of layers inside it."""
     return layer._trainable_variables + layer._non_trainable_variables
+
+
+def lora_weights(layer: keras.Layer) -> tuple:
+    """Returns `(kernel, A, B, merged)` of a layer with a LoRA adapter.
+
+    The first three are variables; merged() is kernel + α/rank·A·B, the kernel that is used.
+    """
+    name = "embeddings" if hasattr(layer, "lora_embeddings_a") else "kernel"
+    a, b = getattr(layer, f"lora_{name}_a"), getattr(layer, f"lora_{name}_b")
+    return getattr(layer, f"_{name}"), a, b, lambda: getattr(layer, name)
 
 
 def copied_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:

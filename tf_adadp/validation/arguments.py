@@ -30,7 +30,8 @@ def check_trainable_state(trainable_state: Mapping[keras.Layer, bool]) -> None:
         if layer.trainable != trainable:
             raise ValueError(
                 f"Layer {layer.name!r} has trainable={layer.trainable}, and had {trainable} when "
-                "the model was compiled. Compile again after changing `trainable`."
+                "the model was compiled. Compile again after changing `trainable`, or adding LoRA "
+                "adapters."
             )
 
 
