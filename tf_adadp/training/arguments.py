@@ -173,8 +173,9 @@ def _poisson_lots(x, y, sample_weight, batch_size, optimizer, strategy):
     """
     if batch_size is None:
         raise ValueError(
-            "batch_size=None: give the expected lot size. It sets the sampling probability "
-            "batch_size/N and with it ε, so there is no default."
+            "batch_size=None: give fit the expected lot size, e.g. batch_size=256. It sets the "
+            "sampling probability batch_size/N and with it ε, so there is no default, and the "
+            "batches of a dataset do not count."
         )
     shape = getattr(tf.nest.flatten(x)[0], "shape", None)
     size = shape[0] if shape else math.inf  # data without a shape are refused by their type
