@@ -117,8 +117,8 @@ pretraining.fit(public_texts, public_labels, batch_size=64, epochs=3, verbose=0)
 #
 # `enable_lora` freezes the backbone and adds adapters to its attention; the biases of adapted layers are trained too.
 # The token table gets an adapter as well: the public sentences taught little about words that are rare in them. Set
-# `trainable = True` before `enable_lora`, which freezes the table again and leaves the adapter. It is worth a look at
-# the number of trained weights before `fit`: a forgotten freeze raises no error. `fit` takes the raw strings. The preprocessor of the
+# `trainable = True` before `enable_lora`, which freezes the table again and leaves the adapter. The number of trained
+# weights shows whether all is as it should be. `fit` takes the raw strings. The preprocessor of the
 # task makes tokens of each sentence alone and once, so a sentence influences its own tokens only.
 
 # %%

@@ -267,6 +267,23 @@ def test_nothing_to_train_and_labels_of_no_number():
     ]  # fmt: skip
 
 
+def test_adapters_that_are_frozen_and_kernels_that_are_not():
+    model = plain_model()
+    layer = model.layers[-1]
+    layer.trainable = False
+    layer.enable_lora(2)
+    model.add(L.Dense(3, name="after"))
+    x, y = data()
+    where = f"Layer {layer.name!r}"
+    only(dp.validate(model, crossentropy(), x, y), "warning", where, "adapter that is not trained")
+    layer.trainable = True  # all of it
+    only(dp.validate(model, crossentropy(), x, y), "warning", where, "trains its kernel beside")
+    private = dp.DPModel(model)
+    private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), crossentropy(), log_raw_metrics=False)
+    with pytest.warns(UserWarning, match="before `enable_lora`"):
+        private.fit(x, y, batch_size=20, verbose=0)
+
+
 # What is seen by following a batch.
 
 UNPROVEN = "is not proven to keep examples apart: "

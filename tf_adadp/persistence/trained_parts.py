@@ -51,7 +51,7 @@ def _layers_with_weights(model):
 
 def _lora_arguments(layer):
     """Returns the rank and α of a layer's adapter, or None."""
-    if not getattr(layer, "lora_enabled", False):
+    if lora_weights(layer) is None:
         return None
     return {"rank": layer.lora_rank, "alpha": getattr(layer, "lora_alpha", layer.lora_rank)}
 
@@ -66,7 +66,7 @@ def _restore_trained_parts(model, parts):
     if [type(layer).__name__ for layer in layers] != [part["class"] for part in parts]:
         return
     for layer, part in zip(layers, parts, strict=True):
-        if part["lora"] and not getattr(layer, "lora_enabled", False):
+        if part["lora"] and lora_weights(layer) is None:
             layer.enable_lora(part["lora"]["rank"])
         if part["lora"]:
             layer.lora_alpha = part["lora"]["alpha"]  # Keras takes the rank for it when it builds
@@ -117,5 +117,5 @@ class Adapters(KerasSaveable):
     def _found(self):
         """Returns `lora_weights` of the layers with adapters, quantized ones excepted."""
         layers = {id(layer): layer for layer in self._layers_of_model()}.values()
-        found = [lora_weights(layer) for layer in layers if getattr(layer, "lora_enabled", False)]
-        return [each for each in found if "float" in each[0].dtype]
+        found = [lora_weights(layer) for layer in layers]
+        return [each for each in found if each is not None and "float" in each[0].dtype]

@@ -134,12 +134,14 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     return layer._trainable_variables + layer._non_trainable_variables
 
 
-def lora_weights(layer: keras.Layer) -> tuple:
-    """Returns `(kernel, A, B, merged)` of a layer with a LoRA adapter.
+def lora_weights(layer: keras.Layer) -> tuple | None:
+    """Returns `(kernel, A, B, merged)` of a layer with a LoRA adapter; None without one.
 
     The first three are variables; merged() is kernel + α/rank·A·B, the kernel that is used.
     """
     name = "embeddings" if hasattr(layer, "lora_embeddings_a") else "kernel"
+    if not getattr(layer, "lora_enabled", False) or not hasattr(layer, f"lora_{name}_a"):
+        return None
     a, b = getattr(layer, f"lora_{name}_a"), getattr(layer, f"lora_{name}_b")
     return getattr(layer, f"_{name}"), a, b, lambda: getattr(layer, name)
 

@@ -22,6 +22,7 @@ from tf_adadp.utils.keras_compat import (
 from tf_adadp.utils.problems import Problem
 from tf_adadp.validation.arguments import label_problems
 from tf_adadp.validation.layers import (
+    adapter_problems,
     generator_problems,
     layer_problems,
     override_problems,
@@ -46,7 +47,7 @@ def validate(model: keras.Model, loss: object = None, x: object = None, y: objec
     Errors are problems that `DPModel` refuses, found by the same rules. Warnings are problems that
     it accepts, though it may train differently than without privacy: layers or losses that are not
     proven to keep examples apart, variables that a layer writes, random numbers from outside of the
-    model's seed generators.
+    model's seed generators, LoRA adapters that are frozen.
 
     Nothing is run. The model is traced in training mode, for one example and for a batch of any
     size, and the graph of the batch is followed operation by operation, forwards and through its
@@ -122,6 +123,7 @@ def _problems(model, loss, x, y):
         yield _failure(model, error, x)
         return
     yield from weight_problems(model)
+    yield from adapter_problems(model)
     yield from label_problems(probed_y)
     if compile_loss is not None:
         reductions = batch_reductions(compile_loss, probed_y, y_pred)

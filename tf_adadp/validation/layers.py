@@ -6,7 +6,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.utils.keras_compat import has_given_vocabulary, layers_of, seed_generators
+from tf_adadp.utils.keras_compat import (
+    has_given_vocabulary,
+    layers_of,
+    lora_weights,
+    seed_generators,
+)
 from tf_adadp.utils.problems import Problem, raise_first
 
 # Per preprocessing layer: whether its state was given to the constructor, and as which arguments.
@@ -113,6 +118,24 @@ def weight_problems(model: keras.Model) -> Iterator[Problem]:
 def check_weights(model: keras.Model) -> None:
     """Raises ValueError for the first of `weight_problems`."""
     raise_first(weight_problems(model))
+
+
+def adapter_problems(model: keras.Model) -> Iterator[Problem]:
+    """Yields a `Problem` for LoRA adapters that are frozen, and kernels that are not.
+
+    Both come from setting `trainable` in another order than Keras needs.
+    """
+    for layer in layers_of(model):
+        if lora_weights(layer) is None:
+            continue
+        kernel, a, b, _ = lora_weights(layer)
+        fix = "Set trainable = True before `enable_lora`, not after it; see `trainable_variables`."
+        if not (a.trainable and b.trainable):
+            what = "has a LoRA adapter that is not trained, since the layer was frozen before"
+            yield Problem(f"Layer {layer.name!r}", what, fix, "warning")
+        if kernel.trainable:
+            what = "trains its kernel beside its LoRA adapter, which is meant to spare that"
+            yield Problem(f"Layer {layer.name!r}", what, fix, "warning")
 
 
 def generator_problems(model: keras.Model) -> Iterator[Problem]:

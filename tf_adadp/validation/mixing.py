@@ -16,6 +16,7 @@ from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import Obstacle
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 from tf_adadp.utils.problems import Problem
+from tf_adadp.validation.layers import adapter_problems
 
 _LENGTH = 8  # of axes of unknown size
 _ALONE = "in private training every example is worked on alone, as a batch of one"
@@ -135,6 +136,7 @@ def warn_of_mixing(
         obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
     losses = [] if loss is None else loss_obstacles(loss, spec[1], y_pred)
     for problem in (
+        *adapter_problems(model),
         *dropped_problems(model, plan.dropped),
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),
         *loss_problems(pair for pair in losses if pair[1].is_announced),
