@@ -2,7 +2,8 @@
 # # Write an optimizer of your own
 #
 # A private optimizer has two parts: how gradients are clipped and given noise, and the update rule. The library
-# owns the first part, with its accounting. You write the second one, or shape the first from past releases.
+# owns the first part, with its accounting. You write the second one, or shape the first from public facts and past
+# releases. In this order, from the simplest: any Keras optimizer, an update rule of your own, a schedule, a set that adapts.
 
 # %%
 import math
@@ -46,6 +47,68 @@ def train(optimizer):
 # %%
 DPNadam = dp.make_private(keras.optimizers.Nadam)
 nadam_accuracy = train(DPNadam(learning_rate=0.01))
+
+
+# %% [markdown]
+# ## An update rule of your own
+#
+# An update rule is a Keras optimizer: state in `build`, one step in `update_step`, arguments in `get_config`. This one
+# goes a fixed length along the sign of an average of gradients (signum). `make_private` makes it private, and its
+# argument `gradient` is then a released one.
+
+
+# %%
+@keras.saving.register_keras_serializable(package="tutorial")
+class Signum(keras.optimizers.Optimizer):
+    """θ ← θ − η·sign(m) with m ← β·m + (1 − β)·g."""
+
+    def __init__(self, learning_rate: float = 0.01, *, momentum: float = 0.9, **kwargs: Any):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.momentum = momentum
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the averages."""
+        if not self.built:
+            super().build(variables)
+            self._averages = self.add_optimizer_variables(variables, "average")
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        """Updates one variable."""
+        average = self._averages[self._get_variable_index(variable)]
+        self.assign(average, self.momentum * average + (1 - self.momentum) * gradient)
+        self.assign_sub(variable, learning_rate * keras.ops.sign(average))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {**super().get_config(), "momentum": self.momentum}
+
+
+DPSignum = dp.make_private(Signum)
+signum_accuracy = train(DPSignum(0.01))
+
+
+# %% [markdown]
+# ## A clip norm that follows a schedule
+#
+# `clipping_set` returns the set that gradients are clipped into, anew for each step. It may depend on anything public,
+# as the number of steps, and on past releases. Each set brings the noise that fits it, so the cost of a step stays that
+# of DP-SGD.
+
+
+# %%
+@keras.saving.register_keras_serializable(package="tutorial")
+class HalvingSGD(dp.DPSGD):
+    """DP-SGD whose clip norm halves after every 40 steps."""
+
+    def clipping_set(self) -> clipping.ClippingSet:
+        """Returns the ball of this step."""
+        halvings = tf.cast(self.iterations // 40, tf.float32)
+        return clipping.L2Ball(self.l2_norm_clip * 0.5**halvings)
+
+
+halving_accuracy = train(HalvingSGD(2.0, l2_norm_clip=2.0))
 
 # %% [markdown]
 # The update rule sees released gradients only. What it computes from them is post-processing, so the guarantee

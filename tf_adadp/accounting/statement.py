@@ -170,7 +170,7 @@ def _data_set(entries, laws, delta):
         least = min(number for number, _ in sizes)
         records = (
             " or ".join(f"{number} {unit}s" for number, unit in sizes)
-            + f"; delta is {delta * least:.3g} of one over their number"
+            + f"; delta times their number is {delta * least:.3g}"
             + (" (it should be well below 1)" if delta * least >= 0.5 else "")
         )
     return (", ".join(f"{name!r}" for name in names) or "no name was given") + f"; {records}"

@@ -12,8 +12,8 @@ from tf_adadp.accounting.joint import joint_noise_multiplier
 from tf_adadp.utils.checks import check_bool, check_instance, check_integer, check_number
 
 ONE_RECORD = (
-    "one record of the training data; a person with several records is protected less, the records "
-    "being counted one by one"
+    "one record of the training data; for a person with k records epsilon is up to k times as "
+    "large, and delta larger still"
 )
 
 
