@@ -304,6 +304,12 @@ def test_lots_of_users_take_their_ids_out_of_the_features():
     assert set(lots.element_spec[0]) == {"x"}
     with pytest.raises(ValueError, match="user_ids='person'"):
         dp.UserLots.from_dataset(dataset, user_ids="person", verbose=False, **sizes)
+    with pytest.raises(ValueError, match="user_ids is an array beside a dataset"):
+        dp.UserLots.from_dataset(dataset, user_ids=np.arange(4), verbose=False, **sizes)
+    with pytest.raises(ValueError, match="present is an array beside a dataset"):
+        dp.PoissonLots.from_dataset(dataset, expected_size=1, present=np.ones(4, bool))
+    with pytest.raises(TypeError, match="expected_users"):
+        dp.UserLots.from_dataset(dataset, user_ids="user")
 
 
 def a_model(**options):

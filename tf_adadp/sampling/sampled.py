@@ -77,14 +77,23 @@ class SampledLots(Lots):
 
         Raises:
             TypeError: dataset is no `tf.data.Dataset`.
-            ValueError: the dataset has no end, no records, ragged tensors, records of unequal
-                shapes, or a step that is refused as above; the folder holds another dataset.
+            ValueError: user_ids or present is an array; the dataset has no end, no records, ragged
+                tensors, records of unequal shapes, or a step that is refused as above; the folder
+                holds another dataset.
         """
         if "user_ids" in arguments and "user_ids" not in inspect.signature(cls).parameters:
             raise ValueError(
                 f"user_ids={arguments['user_ids']!r}: {cls.__name__} protect single records. Use "
                 "UserLots.from_dataset, which protects all records of a user."
             )
+        for name in ("user_ids", "present"):  # the dataset's steps may reorder or drop records
+            if not isinstance(arguments.get(name), str | None):
+                raise ValueError(
+                    f"{name} is an array beside a dataset: it would be matched by position, and a "
+                    "step such as shuffle() moves records. Put it into the dataset: for users map "
+                    "to ({'image': …, 'user': …}, label) and give user_ids='user'."
+                )
+        inspect.signature(cls).bind(None, **arguments)  # a missing argument is told before reading
         x, y, sample_weight = read_dataset(dataset, batched, cache_dir, verbose)
         return cls(x, y, sample_weight=sample_weight, **arguments)
 

@@ -96,7 +96,8 @@ def _taken_out(x, name):
     if not isinstance(x, dict) or name not in x or len(x) == 1:
         known = sorted(x) if isinstance(x, dict) else f"a {type(x).__name__}"
         raise ValueError(
-            f"user_ids={name!r}, and x is {known}: name a feature of a dict that has others."
+            f"user_ids={name!r}, and x is {known}: x must be a dict with this feature and others. "
+            "Map a dataset to ({'image': …, 'user': …}, label), and read it by from_dataset."
         )
     return {key: value for key, value in x.items() if key != name}, x[name]
 
