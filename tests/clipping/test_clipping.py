@@ -598,3 +598,8 @@ def test_bounds_for_names_what_does_not_match():
         clipping.bounds_for(PATHS, {"net/": 1.0, "nut/": 1.0})
     with pytest.raises(ValueError, match=r"prefixes \['net'\], to which no variable is left"):
         clipping.bounds_for(PATHS, {"net": 1.0, "net/": 1.0})
+
+
+def test_layer_balls_of_tensors_name_the_set_that_takes_them():
+    with pytest.raises(ValueError, match=r"take clipping\.Ellipsoid"):
+        clipping.LayerBalls([1.0, tf.constant(2.0)])

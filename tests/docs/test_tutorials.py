@@ -33,6 +33,7 @@ EXPECTED = {
     },
     "own_optimizer": {
         r"LayerwiseSGD: ([\d.]+)%": (60, 97),
+        r"training and its replay: ([\d.]+)": (0, 0),
         r"([\d.]+) <= epsilon <= 3.71": (2.8, 3.71),
     },
 }

@@ -5,6 +5,7 @@ A bound above a claim refutes it. A bound below proves nothing: the attack may b
   * `audit_optimizer`, `draw_scores`: many releases of an optimizer on two neighbouring data sets;
     `epsilon_lower_bound` for scores of any mechanism, `gaussian_epsilon_lower_bound` and
     `law_epsilon_lower_bound`, which see smaller faults, where the trade-off function is known.
+  * `replay_difference`: whether weights and state follow from the releases alone.
   * `OneRunAudit`: canaries in one whole training.
   * `loss_attack`, `lira`, `MembershipReport`: membership inference.
 
@@ -29,6 +30,7 @@ from tf_adadp.audit.releases import (
     draw_scores,
     recorded_releases,
 )
+from tf_adadp.audit.replay import replay_difference
 from tf_adadp.audit.tradeoff import (
     GaussianBound,
     LawBound,
@@ -61,4 +63,5 @@ __all__ = [
     "one_run_fdp_epsilon_lower_bound",
     "one_run_p_value",
     "recorded_releases",
+    "replay_difference",
 ]

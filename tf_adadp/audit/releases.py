@@ -75,7 +75,8 @@ def audit_optimizer(
     also knows which of the others were in, so it tests at least what the claim promises.) A
     mechanism that leaks elsewhere, in its noise scale or its choices, wants an attack of its own,
     and so do optimizers that take a lot and no sum (AGD, DPOPT with budgeted directions):
-    `draw_scores` and `epsilon_lower_bound`.
+    `draw_scores` and `epsilon_lower_bound`. Releases alone are scored: for what weights and state
+    take from the data past them, see `replay_difference`.
 
     The claim to hold it against: charge a `PrivacyLedger` with
     `optimizer.event(PoissonSampling(N, q·N))` for each step, and read its ε at δ.
@@ -110,7 +111,7 @@ def audit_optimizer(
         >>> 0 < found.epsilon < accounting.epsilon(2.0, 1.0, 1, 1e-5)
         True
     """
-    _check_optimizer(optimizer)
+    check_optimizer(optimizer)
     steps = check_integer("steps", steps, at_least=1)
     q = check_number("sampling_probability", sampling_probability, above=0, at_most=1)
     rows = _rows(optimizer, canary, gradients)
@@ -184,7 +185,7 @@ def draw_scores(
         >>> scores.shape
         (100,)
     """
-    _check_optimizer(optimizer)
+    check_optimizer(optimizer)
     draws = check_integer("draws", draws, at_least=1)
     state = {id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values()
     start = [tf.identity(v.value) for v in state]
@@ -204,7 +205,7 @@ def draw_scores(
         )
         return scores.stack()
 
-    with _own_keys(optimizer, seed):
+    with own_keys(optimizer, seed):
         try:
             loop = tf.function(loop, autograph=False, jit_compile=jit_compile)
             traced = loop.get_concrete_function(tf.TensorSpec([], tf.float32))
@@ -244,7 +245,7 @@ def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
 
 
 @contextlib.contextmanager
-def _own_keys(optimizer, seed):
+def own_keys(optimizer: DPOptimizer, seed: int | None) -> Iterator[None]:
     """Gives the audit keys of its own: its releases are neither counted nor ever repeated."""
     keys = {n: k for n, k in vars(optimizer).items() if isinstance(k, noise.SecretKey)}
     for name in keys:
@@ -264,7 +265,8 @@ def _seed_of(seed, name):
     return int.from_bytes(digest[:8], "little")
 
 
-def _check_optimizer(optimizer):
+def check_optimizer(optimizer: DPOptimizer) -> None:
+    """Refuses what cannot be audited: no private optimizer, not built, or seeded."""
     if not isinstance(optimizer, DPOptimizer):
         raise ValueError(f"optimizer={optimizer!r}: give one of tf_adadp's optimizers.")
     if not optimizer.built:
@@ -278,21 +280,35 @@ def _check_optimizer(optimizer):
         )
 
 
+def examples(optimizer: DPOptimizer, gradients: Sequence[ArrayLike]) -> list[tf.Tensor]:
+    """Returns gradients of examples as float32 [B, *shape], checked against the variables.
+
+    Raises:
+        ValueError: other shapes.
+    """
+    shapes = [tuple(v.shape) for v in trained_variables(optimizer)]
+    rows = [np.asarray(g, np.float32) for g in gradients]
+    if [g.shape[1:] for g in rows] != shapes or len({len(g) for g in rows}) > 1:
+        raise ValueError(
+            f"gradients of shapes {[g.shape for g in rows]} for variables of shapes {shapes}: give "
+            "the gradients of B examples, with a first axis for examples."
+        )
+    return [tf.constant(g) for g in rows]
+
+
 def _rows(optimizer, canary, gradients):
     """Returns the examples and, last, the canary: a list of float32 [B + 1, *shape]."""
     shapes = [tuple(v.shape) for v in trained_variables(optimizer)]
+    canary = [np.asarray(g, np.float32) for g in canary]
+    if [g.shape for g in canary] != shapes:
+        raise ValueError(
+            f"canary of shapes {[g.shape for g in canary]} for variables of shapes {shapes}: give "
+            "the gradient of one example."
+        )
     if gradients is None:
         gradients = [np.zeros((0, *shape)) for shape in shapes]
-    canary, gradients = ([np.asarray(g, np.float32) for g in part] for part in (canary, gradients))
-    if [g.shape for g in canary] != shapes or [g.shape[1:] for g in gradients] != shapes:
-        raise ValueError(
-            f"canary of shapes {[g.shape for g in canary]} and gradients of shapes "
-            f"{[g.shape for g in gradients]} for variables of shapes {shapes}: give the gradient "
-            "of one example, and those of the others with a first axis for examples."
-        )
-    return [
-        tf.constant(np.concatenate([g, c[None]])) for g, c in zip(gradients, canary, strict=True)
-    ]
+    others = examples(optimizer, gradients)
+    return [tf.concat([g, c[None]], 0) for g, c in zip(others, canary, strict=True)]
 
 
 def _coins(key, count, q):

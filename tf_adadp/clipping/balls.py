@@ -55,7 +55,8 @@ class LayerBalls(ScaledRows):
     The noise is s = σ*·√(Σ_k C_k²) everywhere: the L2 sensitivity of the whole vector.
 
     Args:
-        bounds: one number C_l in [1e-10, 1e10] per group.
+        bounds: one number C_l in [1e-10, 1e10] per group; no tensors. For bounds that follow from
+            releases take an `Ellipsoid`.
         groups: per variable, the index of its group in `bounds`. None: each variable is a group.
         gamma: None, or γ in [1e-10, 1e10] for v_l = C_l·g_l/(‖g_l‖₂ + γ).
     """
@@ -66,6 +67,11 @@ class LayerBalls(ScaledRows):
         groups: Sequence[int] | None = None,
         gamma: float | None = None,
     ):
+        if any(tf.is_tensor(bound) for bound in bounds):
+            raise ValueError(
+                f"bounds={bounds!r}: LayerBalls take numbers. For bounds that follow from releases "
+                "take clipping.Ellipsoid(bounds), whose noise follows them by layer."
+            )
         self._bounds = tuple(check_bound(f"bounds[{i}]", b) for i, b in enumerate(bounds))
         self._groups = tuple(range(len(self._bounds)) if groups is None else groups)
         if set(self._groups) != set(range(len(self._bounds))):

@@ -35,9 +35,13 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     `event(law)` describes it to the accountant. With microbatch_size > 1, or under replace-one
     neighbours, the multiplier is σ*/2; for users with up to k records in a lot it is σ*/k.
 
-    A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `update_step` raise an
-    error outside `apply_private`, before any weight changes. Arguments that set the privacy are
-    read-only, as the attributes x and _x of each argument x. For other values make a new optimizer.
+    A private optimizer refuses raw gradients: `apply`, `apply_gradients` and `stateless_apply`
+    raise an error, before any weight changes. Arguments that set the privacy are read-only, as the
+    attributes x and _x of each argument x. For other values make a new optimizer.
+
+    A class of your own may define `clipping_set`, `_build_private`, `_observe` and an update rule.
+    None of them meets a raw gradient, and `audit.replay_difference` checks that. Leave
+    `apply_private` and `step_on_lot` as they are: they have raw sums.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.
@@ -148,10 +152,14 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         self.charges.attach(variables)
 
     def _build_private(self, variables):
-        """Creates the state of `clipping_set`. A hook, called once after Keras's own state."""
+        """Creates the state of `clipping_set`. A hook, called once after Keras's own state.
+
+        Make it by `_add_state` and `_add_slots`, which are saved, restored and checked. A graph
+        reads a plain Python attribute once, when it is traced.
+        """
 
     def _add_slots(self, name, variables):
-        """Returns new state of the form of the variables: float32, zeros."""
+        """Returns a new variable of zeros for each of the variables: float32, of its shape."""
         return [self._add_state(tuple(v.shape), f"{name}_{i}") for i, v in enumerate(variables)]
 
     def _add_state(self, shape, name, dtype="float32", initializer="zeros"):
@@ -307,10 +315,16 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
         return [s / divisor for s in sums], [std / divisor for std in stddevs]
 
     def _observe(self, released, stddevs):
-        """Updates the state of K from a released vector and its noise's std. A hook."""
+        """Updates the state of K from a released vector and its noise's std. A hook.
+
+        Args:
+            released: g̃ without the centre a, one float32 tensor for each variable, of its shape:
+                the noisy sum over L.
+            stddevs: the std of its noise, in the same units: tensors that broadcast to the shapes.
+        """
 
     def _observe_loss(self, loss, stddev):
-        """Takes in the released mean of the scaled losses, before `_observe`. A hook."""
+        """Takes in the released mean of the scaled losses and its noise's std. A hook."""
 
     def example_seed(self) -> tf.Tensor:
         """Returns a fresh int64 [2] seed for the examples' randomness: dropout, microbatch slots.

@@ -34,8 +34,9 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type[DPOp
 
     and as private as `DPOptimizer`: the update rule is post-processing of releases.
 
-    Classes are registered under their own names, "tf_adadp>DPNadam". Those of Keras's optimizers
-    load after a plain `import tf_adadp`; for one of your own call `make_private` before loading.
+    Classes of Keras's optimizers are registered under their own names, "tf_adadp>DPNadam", and load
+    after a plain `import tf_adadp`. One of your own is registered with its module, as
+    "tf_adadp.my_module>DPMine"; call `make_private` before loading.
 
     Args:
         optimizer_class: a subclass of `keras.optimizers.Optimizer` that updates from gradients.

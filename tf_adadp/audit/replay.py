@@ -1,0 +1,88 @@
+"""Replays steps of an optimizer from its releases, without data."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike
+
+from tf_adadp.audit.releases import check_optimizer, examples, own_keys, recorded_releases
+from tf_adadp.optimizers import DPOptimizer
+from tf_adadp.utils.checks import check_integer
+from tf_adadp.utils.keras_compat import trained_variables
+
+
+def replay_difference(
+    optimizer: DPOptimizer, gradients: Sequence[ArrayLike], *, steps: int = 3
+) -> float:
+    """Measures what weights and state of an optimizer take from the data past its releases.
+
+    The optimizer takes `steps` steps on the gradients' sum, and what it releases is recorded. From
+    the same start it takes them again on empty lots, with the recorded releases in place of new
+    ones. Where weights and state follow from releases alone, as post-processing must, both ends are
+    equal to the last bit:
+
+        difference = max |θ − θ_replayed|, over weights and state
+
+    So a difference above 0 is a leak that ε does not cover, unless the update draws random numbers
+    of its own. `audit_optimizer` cannot see such a leak: it scores the releases.
+
+    Steps are taken as it takes them, eagerly, on the whole set of gradients.
+
+    Args:
+        optimizer: a built `DPOptimizer` without `seed`. Its state and keys are as before when the
+            replay ends.
+        gradients: the examples' gradients, a list of arrays [B, *shape], one per variable.
+        steps: how many steps are taken.
+
+    Returns:
+        The largest difference; infinite where only one end is a finite number, or where the replay
+        asks for another number of releases.
+
+    Raises:
+        ValueError: as `audit_optimizer`.
+
+    Example:
+        >>> optimizer = dp.ADADP(0.1, noise_multiplier=1.0)
+        >>> optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+        >>> dp.audit.replay_difference(optimizer, [np.array([[3.0, 4.0], [1.0, 2.0]])])
+        0.0
+    """
+    check_optimizer(optimizer)
+    steps = check_integer("steps", steps, at_least=1)
+    rows = examples(optimizer, gradients)
+    size = rows[0].shape[0]
+    state = list({id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values())
+    start = [v.numpy() for v in state]
+
+    def restore():
+        for variable, value in zip(state, start, strict=True):
+            variable.assign(value)
+
+    def run(mask):
+        restore()
+        for _ in range(steps):
+            sums = optimizer.clipping_set().sums_beside(rows, mask, tf.zeros([size]))
+            optimizer.apply_private(sums, float(size))
+        return [v.numpy() for v in state]
+
+    with own_keys(optimizer, None):
+        with recorded_releases(optimizer) as releases:
+            ends = run(tf.ones([size]))
+        optimizer._with_noise = lambda *args: releases.pop(0)  # `del` brings the method back
+        try:
+            replayed = run(tf.zeros([size]))
+        except IndexError:
+            return np.inf
+        finally:
+            del optimizer._with_noise
+            restore()
+    return np.inf if releases else max(map(_difference, ends, replayed), default=0.0)
+
+
+def _difference(a, b):
+    if np.array_equal(a, b, equal_nan=True) or not a.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        largest = np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))
+    return float(largest) if np.isfinite(largest) else np.inf
