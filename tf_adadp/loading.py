@@ -4,7 +4,8 @@ from typing import Any
 
 import keras
 
-from tf_adadp import model as _registered  # noqa: F401  (Keras finds DPModel by its name)
+from tf_adadp.model import DPModel  # Keras finds it by its name
+from tf_adadp.persistence.changed_weights import remember_loaded
 
 
 def load_model(
@@ -15,6 +16,8 @@ def load_model(
 ) -> Any:
     """Loads a file that holds a `DPModel`, as `keras.saving.load_model`; noise keys are new.
 
+    Changes of the loaded weights by anything but private training are noticed, as after training.
+
     Example:
         >>> layers = [keras.Input((4,)), keras.layers.Dense(1)]
         >>> model = dp.DPModel(keras.Sequential(layers))
@@ -23,6 +26,9 @@ def load_model(
         >>> dp.load_model("model.keras").ledger.steps
         0
     """
-    return keras.saving.load_model(
+    model = keras.saving.load_model(
         filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
     )
+    if isinstance(model, DPModel):
+        remember_loaded(model)
+    return model

@@ -94,8 +94,8 @@ print(ledger.statement(DELTA))
 
 # %% [markdown]
 # - **Guarantee**: the two numbers. Quote them together, never ε alone.
-# - **Unit of privacy**: whom the numbers protect. If a person has several records, ε for one record is not a
-#   guarantee for the person.
+# - **Unit of privacy**: whom the numbers protect. For a person with k records ε is up to k times as large, and δ
+#   larger still.
 # - **Neighbouring relation**: what "with or without you" means. Here one record is added or removed.
 # - **Sampling**: the accounting is right for lots that were drawn this way, and for no others.
 # - **Assumptions** and **Not covered**: what the numbers do not say. Validation data, raw training metrics and

@@ -109,8 +109,8 @@ print(model.ledger.statement(delta=1e-5))
 # %% [markdown]
 # ## Save the model
 #
-# `model.model` is the plain Keras model. It loads without this library. To continue private training later,
-# save the `DPModel` itself: its file holds the ledger, so the budget that is spent stays spent.
+# `model.model` is the plain Keras model. It loads without this library, and its file has no ledger. To continue private
+# training later, save the `DPModel` itself: its file holds the ledger, so the loaded model counts what was spent.
 
 # %%
 model.model.save("digits.keras")

@@ -58,6 +58,36 @@ def test_a_deep_copy_of_a_custom_loops_model_keeps_its_history():
     assert twin.ledger is not ledger
 
 
+@pytest.mark.parametrize("way", ["model", "weights"])
+def test_changes_of_loaded_weights_are_noticed(tmp_path, way):
+    private = trained()
+    if way == "model":
+        private.save(tmp_path / "m.keras")
+        loaded = dp.load_model(tmp_path / "m.keras")
+    else:
+        private.save_weights(tmp_path / "m.weights.h5")
+        loaded = private_model()
+        loaded.load_weights(tmp_path / "m.weights.h5")
+    assert not says_changed(loaded)
+    loaded.fit(*data(), batch_size=30, verbose=0)
+    assert not says_changed(loaded)
+    if way == "model":
+        loaded = dp.load_model(tmp_path / "m.keras")
+    else:
+        loaded.load_weights(tmp_path / "m.weights.h5")
+    fit_plain(loaded.model)
+    assert says_changed(loaded)
+    loaded.save(tmp_path / "changed.keras")
+    assert says_changed(dp.load_model(tmp_path / "changed.keras"))
+
+
+def test_public_weights_may_be_trained_after_loading(tmp_path):
+    private_model().save(tmp_path / "m.keras")
+    loaded = dp.load_model(tmp_path / "m.keras")
+    fit_plain(loaded.model)
+    assert not says_changed(loaded)
+
+
 def test_a_deep_copy_of_lost_history_stays_lost():
     private = trained()
     private.ledger.mark_unknown("a file was lost")

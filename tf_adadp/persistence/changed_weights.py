@@ -28,6 +28,12 @@ def remember_left(variables: Sequence[keras.Variable]) -> None:
         attach(variable, LEFT, corner(variable))
 
 
+def remember_loaded(model: keras.Model) -> None:
+    """Remembers the values of a `DPModel` that was loaded with releases in its ledger."""
+    if model.ledger.entries:
+        remember_left(model.trainable_variables)
+
+
 def forget_left(variables: Sequence[keras.Variable]) -> None:
     """Forgets these values, where a private step, or weights with their ledger, come next."""
     for variable in variables:

@@ -9,7 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.accounting import PrivacyLedger
-from tf_adadp.persistence.changed_weights import forget_left, note_changes, remember_left
+from tf_adadp.persistence.changed_weights import (
+    forget_left,
+    note_changes,
+    remember_left,
+    remember_loaded,
+)
 from tf_adadp.persistence.weights_ledger import UNCHARGED, WeightsLedger, uncharged_releases
 
 _RESTORED = (
@@ -199,6 +204,8 @@ class ModelLedger:
                 f"{path} does not fit this DPModel. If it has the weights of a plain model, "
                 "public ones, load them into the plain model, `model.model.load_weights`."
             ) from error
+        else:
+            remember_loaded(self._model)
         finally:
             if not self._loaded:
                 self.current().mark_unknown(_NO_LEDGER)
