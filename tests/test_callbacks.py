@@ -522,3 +522,11 @@ def test_on_several_hosts_a_budget_counts_what_was_restored_after_it(tmp_path):
     privacy = dp.PrivacyCallback(DELTA, max_epsilon=after(STEPS))
     with pytest.raises(ValueError, match="leaves no room"):
         fit(private_model(), [privacy, RestoresAndShares()])
+
+
+def test_a_fit_that_an_earlier_budget_does_not_hold_warns():
+    private = private_model()
+    fit(private, [dp.PrivacyCallback(DELTA, max_epsilon=after(8))], epochs=1)
+    fit(private, [dp.PrivacyCallback(DELTA, max_epsilon=after(8))], epochs=1)
+    with pytest.warns(dp.PrivacyWarning, match=r"max_epsilon=[\d.]+\) to every fit"):
+        fit(private, [dp.PrivacyCallback(DELTA)], epochs=1)

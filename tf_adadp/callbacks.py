@@ -57,9 +57,6 @@ class PrivacyCallback(keras.callbacks.Callback):
     on the last outcome (AGD) every step is written separately. Charges by other callbacks are in
     the file from the next step on.
 
-    **Early ends.** Where anything but the plan or a budget ends training (EarlyStopping, an
-    exception, Ctrl-C), the ledger records that its ε is an odometer reading.
-
     Args:
         target_delta: δ in (0, 1); below 1/N for a meaningful guarantee (a warning says so if not).
         max_epsilon: the budget; None for no stop.
@@ -129,7 +126,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._images = None
         self._planned = None  # steps of this run
         self._done = 0
-        self._stopped = False
+        self.stopped_by_budget = False
 
     def epsilon(self) -> float:
         """Returns the model's ε so far."""
@@ -147,7 +144,8 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "earlier steps decide the cost of later ones, so their number cannot be planned. "
                 "Give the budget to the optimizer, as total_epsilon, and leave max_epsilon out."
             )
-        self._budget, self._planned, self._done, self._stopped = None, None, 0, False
+        self._budget, self._planned, self._done = None, None, 0
+        self.stopped_by_budget = False
         self._running, self._writes = True, False
         log_dir = self.log_dir
         for callback in self.model.session.callbacks:
@@ -298,7 +296,7 @@ class PrivacyCallback(keras.callbacks.Callback):
         if self._remaining is not None:
             self._remaining -= steps
             if self._remaining < steps:
-                self._stopped = self.model.stop_training = True
+                self.stopped_by_budget = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Puts ε at every δ into the logs, and adds these to the image of metrics over ε."""
@@ -311,51 +309,32 @@ class PrivacyCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Prints a message if a budget ended training, and writes TensorBoard's last images."""
-        if self._stopped and self.params.get("verbose"):
+        if self.stopped_by_budget and self.params.get("verbose"):
             print_msg(
                 f"PrivacyCallback: training ended after {self._done} steps at ε = "
                 f"{self.epsilon():.6g}; more would exceed max_epsilon={self.max_epsilon}."
             )
         if self not in self.model.session.callbacks:  # else `fit` does, after the other callbacks
-            self.finish(None)
+            self.finish()
         if self._images:
             self._images.close(self.model.ledger)
             self._images = None
 
-    def finish(self, error: BaseException | None) -> None:
-        """Records how the run ended, and writes the exact ledger into its file; once per run.
+    def finish(self) -> None:
+        """Writes the exact ledger into its file; once per run.
 
         `DPModel.fit` calls it also where an exception ends the training.
-
-        Args:
-            error: the exception, or None.
         """
         if not self._running:
             return
         self._running = False
         file, self._file = self._file, None
         try:
-            if self._done:
-                self._record_end(error)
             if file is not None and self._writes:
                 file.write(self.model.ledger)
         finally:
             if file is not None:
                 file.close()
-
-    def _record_end(self, error):
-        model = self.model
-        by_budget = self._stopped or not model.optimizer.can_continue(model.session.run.law)
-        if error is None and (by_budget or not self._planned or self._done >= self._planned):
-            return
-        if error is not None:
-            who = type(error).__name__
-        else:
-            stoppers = [c for c in model.session.callbacks if getattr(c, "stopped_epoch", 0)]
-            names = [f"{type(c).__name__}(monitor={c.monitor!r})" for c in stoppers]
-            who = " and ".join(names) or "a callback"
-        reason = f"{who} ended training after {self._done} of {self._planned} planned steps"
-        model.ledger.mark_odometer(reason)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -784,7 +784,7 @@ def test_statement_says_what_an_officer_needs():
         "30 releases drew reproducible noise",
         "training metrics",
         "validation",
-        "model selection",
+        "choose a model or end the training",
         "hyper-parameter search",
     ):
         assert phrase in flat

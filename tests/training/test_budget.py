@@ -134,7 +134,7 @@ def test_a_later_fit_is_refused_with_what_is_left():
     model = make()
     fit(model)
     before = model.get_weights()
-    with pytest.raises(ValueError, match=r"10 steps are planned.*room for 0 .*Lower epochs"):
+    with pytest.raises(ValueError, match=r"10 steps are planned.*room for 0 .*spent. Compile with"):
         fit(model, epochs=2)
     assert model.ledger.steps == 15
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
@@ -332,3 +332,15 @@ def test_a_budget_that_is_spent_is_refused():
 def test_a_planned_multiplier_is_for_optimizers_without_one():
     with pytest.raises(ValueError, match="is fixed"):
         dp.DPSGD(noise_multiplier=1.0).plan_noise(2.0)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_run_that_something_else_ends_is_no_guarantee_but_its_budget_is(stops):
+    """Results may have decided the number of steps."""
+    model = make()
+    fit(model, callbacks=[Stop()] if stops else [])
+    text = " ".join(model.ledger.statement(DELTA).split())
+    assert ("Spent: epsilon" in text) == stops
+    assert ("Guarantee: epsilon" in text) == (not stops)
+    assert ("a callback ended training after 1 of 15 planned steps" in text) == stops
+    assert "epsilon = 2 at delta = 0.001 is guaranteed" in text

@@ -31,9 +31,10 @@ _ASSUMPTIONS = (
 )
 _NOT_COVERED = (
     "training metrics (loss and accuracy computed on the training records) unless released "
-    "with noise; validation and test records; model selection and early stopping; "
-    "hyper-parameter search{but}; other uses of the same records not recorded here; attacks on the "
-    "floating-point arithmetic of the noise."
+    "with noise; validation and test records, also where they choose a model or end the training; "
+    "hyper-parameter search{but}; preprocessing, and other uses of the same records, not recorded "
+    "here; running times; attacks on the floating-point arithmetic of the noise, unless every "
+    "optimizer had secure_noise=True."
 )
 _SEARCH = (
     "a random number of independent trials (geometric, {mean:g} in the mean) was trained, and the "
@@ -77,8 +78,13 @@ def privacy_statement(
     """
     entries = ledger.entries
     laws = list(dict.fromkeys(entry.law for entry in entries if entry.law is not None))
-    lines = [("Guarantee", _figure(epsilon, delta, refusal))]
-    if refusal is None and not math.isinf(epsilon):
+    if not entries and refusal is None:
+        lines = [("Guarantee", "none is stated: this ledger has no release")]
+    else:
+        odometer = refusal is None and ledger.odometer_reasons and not math.isinf(epsilon)
+        name = "Spent" if odometer else "Guarantee"
+        lines = [(name, _figure(epsilon, delta, refusal))]
+    if entries and refusal is None and not math.isinf(epsilon):
         lines.append(("Kind of figure", _kind(ledger)))
         if ledger.plan is not None:
             lines.append(("Plan, declared by the user", ledger.plan))

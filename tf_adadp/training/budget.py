@@ -146,13 +146,14 @@ class Budget:
     def refusal(self, model: keras.Model, planned: int, left: int, per_epoch: int = 1) -> str:
         """Returns the message for more steps than there is room for."""
         spent = model.ledger.epsilon(self.target_delta, self.accountant)
+        fewer = "Lower epochs or batch_size; or compile" if left else "Compile"
         return (
             f"{planned:,} steps are planned ({model.step_law.describe()}), and target_epsilon="
             f"{self.target_epsilon} at target_delta={self.target_delta:g} has room for {left:,} "
             f"({left // per_epoch:,} epochs) at noise_multiplier="
-            f"{model.optimizer.noise_multiplier:.5g}: epsilon={spent:.5g} is spent. Lower epochs "
-            "or batch_size; or compile with a new optimizer and a larger target_epsilon, whose "
-            "first fit counts what is spent."
+            f"{model.optimizer.noise_multiplier:.5g}: epsilon={spent:.5g} is spent. {fewer} "
+            "with a new optimizer and a larger target_epsilon, whose first fit counts what is "
+            "spent."
         )
 
 
@@ -163,16 +164,14 @@ class BudgetedRun(keras.callbacks.Callback):
 
     Args:
         budget: the `Budget`.
-        epochs, initial_epoch: as `fit` has them.
-        steps_per_epoch: in whole executions.
     """
 
-    def __init__(self, budget: Budget, epochs: int, initial_epoch: int, steps_per_epoch: int):
+    def __init__(self, budget: Budget):
         super().__init__()
-        self._budget, self._epochs = budget, epochs
-        self._initial_epoch, self._steps_per_epoch = initial_epoch, steps_per_epoch
+        self._budget = budget
         self._steps_before: int | None = None  # of the ledger, before anything was restored
         self._seen_steps = self._left = self._planned = 0
+        self.stopped_by_budget = False
         self._found: tuple[tuple, float] | None = None  # (ledger, law and steps), σ*
 
     def settle(self, model: keras.Model) -> None:
@@ -180,7 +179,7 @@ class BudgetedRun(keras.callbacks.Callback):
         optimizer, ledger = model.optimizer, model.ledger
         if self._steps_before is None:
             self._steps_before = ledger.steps
-        self._planned = self._steps_from(first_epoch(model) or self._initial_epoch)
+        self._planned = model.session.run.planned_steps(model)
         if not optimizer.take_saved_noise():
             # A fit settles twice, as callbacks may restore weights in between. With "pld" a search
             # can take a minute.
@@ -210,9 +209,8 @@ class BudgetedRun(keras.callbacks.Callback):
         # A run resumed after a crash repeats steps, and ends at the budget.
         least = model.steps_per_execution if resumed else self._planned
         if self._left < least:
-            raise ValueError(
-                self._budget.refusal(model, self._planned, self._left, self._steps_per_epoch)
-            )
+            per_epoch = model.session.run.steps_per_epoch
+            raise ValueError(self._budget.refusal(model, self._planned, self._left, per_epoch))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Counts the remaining steps again if another callback charged the ledger."""
@@ -228,7 +226,7 @@ class BudgetedRun(keras.callbacks.Callback):
         self._left -= steps
         self._planned -= steps
         if self._left < steps <= self._planned and not self.model.stop_training:
-            self.model.stop_training = True
+            self.stopped_by_budget = self.model.stop_training = True
             warnings.warn(
                 f"target_epsilon={self._budget.target_epsilon} is reached, and training stopped "
                 f"{self._planned:,} steps before its end: what was restored, or charged since, "
@@ -240,9 +238,6 @@ class BudgetedRun(keras.callbacks.Callback):
     def _count(self):
         self._left = self._budget.room(self.model)
         self._seen_steps = self.model.ledger.steps
-
-    def _steps_from(self, epoch):
-        return max(1, self._epochs - epoch) * self._steps_per_epoch
 
     def _announcement(self):
         budget, optimizer, ledger = self._budget, self.model.optimizer, self.model.ledger

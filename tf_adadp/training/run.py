@@ -11,6 +11,7 @@ from tf_adadp.accounting import PrivacyWarning
 from tf_adadp.accounting.laws import SamplingLaw
 from tf_adadp.persistence.changed_weights import corner
 from tf_adadp.persistence.private_state import LotsInUse
+from tf_adadp.utils.keras_compat import first_epoch
 
 
 class Run:
@@ -24,6 +25,9 @@ class Run:
     Attributes:
         law, expected_size, reproducible: see Args.
         position: the number of lots of the running iteration that were charged.
+        taken: the number of lots of the run that were charged.
+        epochs, initial_epoch: as `fit` has them.
+        steps_per_epoch: in whole executions; 0 outside of `fit`.
         take: a function of a number of lots; raises if so many cannot be drawn, see `Lots.supply`.
         lots: the lots, for `save_private_state`; None where they cannot be continued.
     """
@@ -36,11 +40,40 @@ class Run:
     ):
         self.law, self.expected_size = law, expected_size
         self.reproducible = reproducible
-        self.position = 0
+        self.position = self.taken = 0
+        self.epochs = self.initial_epoch = self.steps_per_epoch = 0
         self.lots: LotsInUse | None = None
         self.take: Callable[[int], None] = lambda count: None
         self._iterator: Any = None
         self._moved = False  # whether the first step was checked
+
+    def planned_steps(self, model: keras.Model) -> int:
+        """Returns the steps of the `fit`, from the epoch that restoring callbacks left."""
+        first = first_epoch(model) or self.initial_epoch
+        return max(1, self.epochs - first) * self.steps_per_epoch
+
+    def record_end(
+        self, model: keras.Model, callbacks: Sequence[Any], error: BaseException | None
+    ) -> None:
+        """Records, in the model's ledger, that something else than plan or budget ended a `fit`.
+
+        Its ε is an odometer reading then: results may have decided the number of steps.
+        """
+        planned = self.planned_steps(model)
+        if not 0 < self.taken < planned:
+            return
+        by_budget = any(getattr(c, "stopped_by_budget", False) for c in callbacks)
+        if error is not None:
+            who = type(error).__name__
+        elif by_budget or not model.optimizer.can_continue(self.law):
+            return
+        else:
+            stoppers = [c for c in callbacks if getattr(c, "stopped_epoch", 0)]
+            names = [f"{type(c).__name__}(monitor={c.monitor!r})" for c in stoppers]
+            who = " and ".join(names) or "a callback"
+        model.ledger.mark_odometer(
+            f"{who} ended training after {self.taken} of {planned} planned steps"
+        )
 
     def begin_iteration(self, iterator: Any) -> None:
         """Sets the position to 0 where this is a new iterator.

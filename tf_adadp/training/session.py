@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp import validation
-from tf_adadp.accounting import PrivacyLedger
+from tf_adadp.accounting import PrivacyLedger, PrivacyWarning
 from tf_adadp.distribution import replicas, workers
 from tf_adadp.metrics import RawMetricsWarning
 from tf_adadp.persistence import private_state
@@ -119,6 +119,7 @@ class Session:
         model, prepared = self._model, self.prepared
         loss, y_pred = compile_loss_of(model), prepared.y_pred
         validation.check_callbacks(callbacks, prepared.released_names, self.compiled.optimizer)
+        self._warn_without_budget(callbacks)
         validation.check_tuner(callbacks, model.get_metrics_result(), self._history.current())
         if prepared.released is not None:
             prepared.released.set_modes(callbacks)
@@ -149,9 +150,10 @@ class Session:
             check_workers(strategy, lots, epochs, steps_per_epoch)
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         of_epoch = math.ceil(steps_per_epoch / at_once) * at_once
+        run.epochs, run.initial_epoch, run.steps_per_epoch = epochs, initial_epoch, of_epoch
         budgeted = []
         if self.compiled.budget is not None:
-            budgeted = [BudgetedRun(self.compiled.budget, epochs, initial_epoch, of_epoch)]
+            budgeted = [BudgetedRun(self.compiled.budget)]
             budgeted[0].settle(self._model)
         self._check_adds_up()
         num_lots = max(1, epochs - initial_epoch) * of_epoch
@@ -193,7 +195,9 @@ class Session:
                     stack.callback(self._end)
                     for callback in callbacks:
                         if getattr(callback, "reports_privacy", False):
-                            stack.callback(callback.finish, error)
+                            stack.callback(callback.finish)
+                    # Comes first, as ledger files have it.
+                    stack.callback(self.run.record_end, self._model, callbacks, error)
 
     def charging(self, train: Callable[[Any], dict]) -> Callable[[Any], dict]:
         """Returns Keras's train function, made to charge the ledger before it runs."""
@@ -301,6 +305,20 @@ class Session:
         self._divisor.assign(expected_size)
         return self.run
 
+    def _warn_without_budget(self, callbacks):
+        """Warns where an earlier budget would not hold this run."""
+        budgets = self._history.last.budgets
+        held = self.compiled.budget is not None or self.compiled.optimizer.event_varies
+        if budgets and not held and not any(getattr(c, "max_epsilon", None) for c in callbacks):
+            epsilon, delta = budgets[-1].filter.epsilon, budgets[-1].filter.delta
+            warnings.warn(
+                f"Earlier training was held to epsilon={epsilon:.6g} at delta={delta:g}, and "
+                f"nothing holds this fit to it. Give PrivacyCallback({delta:g}, "
+                f"max_epsilon={epsilon:.6g}) to every fit.",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+
     def _check_adds_up(self):
         self._history.current().check_adds_up(self.step_event, self.run.law)
 
@@ -330,6 +348,7 @@ class Session:
             reproducible_sampling=run.reproducible,
         ):
             run.position += steps  # they stay charged, even if they fail
+            run.taken += steps
             yield
         if optimizer.uncharged_releases > uncharged:
             self._history.close_uncharged()
