@@ -109,7 +109,11 @@ def batch_spec(leaves: list[tuple[tuple, tf.DType] | None], structure: Spec) -> 
         if spec is None:
             return None
         if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype.is_bool):
-            raise TypeError(f"sample_weight has dtype {spec.dtype.name}: give real numbers.")
+            raise TypeError(
+                f"sample_weight has dtype {spec.dtype.name}: give real numbers. The third part of "
+                "a record (x, y, sample_weight) is its weight; what else it has belongs into x, a "
+                "dict of features."
+            )
         return tf.TensorSpec(spec.shape, keras.config.floatx())
 
     return x, y, keras.tree.map_structure(weight_spec, sample_weight)
@@ -352,7 +356,8 @@ def _refuse_streams(x):
     if isinstance(x, tf.data.Dataset):
         raise TypeError(
             "x is a tf.data.Dataset, whose records cannot be read one by one. Read it once: "
-            "PoissonLots.from_dataset(x, expected_size=...)."
+            "PoissonLots.from_dataset(x, expected_size=...), or UserLots.from_dataset(x, "
+            "user_ids='name of a feature', ...)."
         )
     if isinstance(x, tf.distribute.DistributedDataset):
         raise TypeError(

@@ -146,7 +146,9 @@ class Budget:
     def refusal(self, model: keras.Model, planned: int, left: int, per_epoch: int = 1) -> str:
         """Returns the message for more steps than there is room for."""
         spent = model.ledger.epsilon(self.target_delta, self.accountant)
-        fewer = "Lower epochs or batch_size; or compile" if left else "Compile"
+        whole = left - left % model.steps_per_execution
+        rest = f"epochs=1, steps_per_epoch={whole} trains what is left. Or compile"
+        fewer = rest if whole else "Compile"
         return (
             f"{planned:,} steps are planned ({model.step_law.describe()}), and target_epsilon="
             f"{self.target_epsilon} at target_delta={self.target_delta:g} has room for {left:,} "
