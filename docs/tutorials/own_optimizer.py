@@ -114,8 +114,8 @@ halving_accuracy = train(HalvingSGD(2.0, l2_norm_clip=2.0))
 # The update rule sees released gradients only. What it computes from them is post-processing, so the guarantee
 # does not depend on it.
 #
-# Fixed bounds by layer need no class: `dp.DPSGD(l2_norm_clip={"sequential/dense/": 0.5, "": 1.0})` gives one ball to each
-# prefix of the variables' paths. Name the layers, so that the paths stay the same.
+# Fixed bounds by layer need no class. If the model is named "net" and a layer "hidden", `dp.DPSGD(l2_norm_clip={"net/hidden/":
+# 0.5, "": 1.0})` gives this layer a ball of its own, and all other weights another. (`weight.path` is the path of a weight.)
 #
 # ## A clipping set that adapts
 #
