@@ -263,11 +263,16 @@ class PrivacyCallback(keras.callbacks.Callback):
         """Writes the next steps to the file ahead, unless it has them.
 
         Counts the budget again if another callback restored or charged a ledger.
+
+        Raises:
+            ValueError: the budget is spent, and another callback set `stop_training` back.
         """
         if self.model.ledger.steps != self._seen_steps:
             self._check_data()
             self._check_budget()
             self._written_steps = 0  # the steps written ahead are other releases
+        elif self._remaining is not None and self._remaining < self.model.steps_per_execution:
+            self._check_budget()  # raises
         self._write_ahead()
 
     def _write_ahead(self):

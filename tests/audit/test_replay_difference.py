@@ -86,3 +86,34 @@ def test_bad_arguments():
         dp.audit.replay_difference(optimizer, [np.ones((6, 3))])
     with pytest.raises(ValueError, match="not built"):
         dp.audit.replay_difference(dp.DPSGD(noise_multiplier=1.0), GRADIENTS)
+
+
+def test_releases_that_a_class_changes_in_place_are_no_leak_and_sums_added_to_them_are():
+    class Halves(dp.DPSGD):
+        def _noisy_mean(self, *args):
+            released, stddevs = super()._noisy_mean(*args)
+            for i in range(len(released)):
+                released[i] *= 0.5
+            return released, stddevs
+
+    class Adds(dp.DPSGD):
+        def _noisy_mean(self, clipping_set, sums, expected_lot_size):
+            released, stddevs = super()._noisy_mean(clipping_set, sums, expected_lot_size)
+            for i in range(len(released)):
+                released[i] += 0.5 * sums[i]
+            return released, stddevs
+
+    assert difference(Halves) == 0.0
+    assert difference(Adds) > 1e-3
+
+
+def test_an_error_leaves_the_state_as_it_was():
+    class Fails(dp.DPSGD):
+        def apply_private(self, *args):
+            super().apply_private(*args)
+            raise InterruptedError
+
+    optimizer = built(Fails)
+    with pytest.raises(InterruptedError):
+        dp.audit.replay_difference(optimizer, GRADIENTS)
+    assert not np.any(optimizer._trainable_variables[0].numpy())

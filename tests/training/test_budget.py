@@ -344,3 +344,70 @@ def test_a_run_that_something_else_ends_is_no_guarantee_but_its_budget_is(stops)
     assert ("Guarantee: epsilon" in text) == (not stops)
     assert ("a callback ended training after 1 of 15 planned steps" in text) == stops
     assert "epsilon = 2 at delta = 0.001 is guaranteed" in text
+
+
+class Stubborn(keras.callbacks.Callback):
+    """Sets back what a budget has set."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = False
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = False
+
+
+def test_no_callback_goes_on_past_max_epsilon():
+    law = dp.accounting.PoissonSampling(200, 40)
+    model = make(dp.DPSGD(noise_multiplier=1.0), target_epsilon=None, target_delta=None)
+    limit = dp.accounting.epsilon(1.0, law.probability, 7, DELTA) * 1.0001
+    callbacks = [dp.PrivacyCallback(DELTA, max_epsilon=limit), Stubborn()]
+    with pytest.raises(ValueError, match=r"max_epsilon=.* leaves no room"):
+        fit(model, callbacks=callbacks)
+    assert model.ledger.steps == 7
+
+
+def test_no_callback_goes_on_past_target_epsilon():
+    """Another callback's charge ends the run in its third epoch of four."""
+    model = make()
+
+    class Charge(Stubborn):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                law = dp.accounting.PoissonSampling(200, 40)
+                self.model.ledger.add(law.event(self.model.optimizer.noise_multiplier), 6, law=law)
+
+    with (
+        pytest.warns(dp.accounting.PrivacyWarning, match="stopped 6 steps before its end"),
+        pytest.raises(ValueError, match=r"target_epsilon=2.0 .* has room for 0"),
+    ):
+        fit(model, epochs=4, callbacks=[Charge()])
+    assert model.optimizer.steps_taken == 14
+    assert 1.99 <= model.epsilon() <= 2.0
+
+
+def test_a_callback_without_a_metric_that_ends_a_run_is_recorded():
+    class Own(keras.callbacks.Callback):
+        stopped_epoch = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.stopped_epoch = 1
+            self.model.stop_training = True
+
+    model = make()
+    fit(model, callbacks=[Own()])
+    (reason,) = model.ledger.odometer_reasons
+    assert reason == "Own ended training after 5 of 15 planned steps"
+
+
+def test_a_file_that_later_steps_chose_is_no_guarantee(tmp_path):
+    best = keras.callbacks.ModelCheckpoint(
+        tmp_path / "best.keras", monitor="val_loss", save_best_only=True
+    )
+    model = make()
+    fit(model, callbacks=[best], validation_data=(X, Y))
+    assert "Guarantee: epsilon" in model.ledger.statement(DELTA)
+    loaded = dp.load_model(tmp_path / "best.keras")
+    assert "Spent: epsilon" in loaded.ledger.statement(DELTA)
+    assert "keeps the best one" in loaded.ledger.odometer_reasons[0]
+    model.save(tmp_path / "last.keras")
+    assert dp.load_model(tmp_path / "last.keras").ledger.odometer_reasons == ()

@@ -232,9 +232,9 @@ def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
     """
     releases, with_noise = [], optimizer._with_noise
 
-    def record(*args):
-        release = with_noise(*args)
-        releases.append(release)
+    def record(*args, **kwargs):
+        release = with_noise(*args, **kwargs)
+        releases.append(tuple(list(part) for part in release))  # the caller may change its lists
         return release
 
     optimizer._with_noise = record  # on the instance: `del` brings the method back

@@ -1,5 +1,6 @@
 """Replays steps of an optimizer from its releases, without data."""
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,9 +26,12 @@ def replay_difference(
         difference = max |θ − θ_replayed|, over weights and state
 
     So a difference above 0 is a leak that ε does not cover, unless the update draws random numbers
-    of its own. `audit_optimizer` cannot see such a leak: it scores the releases.
+    of its own, as `SADPSGD` does. `audit_optimizer` cannot see such a leak: it scores the releases.
+    Steps are taken as it takes them, by `apply_private`, eagerly and on the whole set of gradients.
 
-    Steps are taken as it takes them, eagerly, on the whole set of gradients.
+    A difference of 0 is no proof. Not seen are: a noise scale that depends on the data; what
+    Python attributes keep from one call to the next; `step_on_lot`; a leak that begins after so
+    many steps.
 
     Args:
         optimizer: a built `DPOptimizer` without `seed`. Its state and keys are as before when the
@@ -52,6 +56,7 @@ def replay_difference(
     steps = check_integer("steps", steps, at_least=1)
     rows = examples(optimizer, gradients)
     size = rows[0].shape[0]
+    losses = tf.range(1.0, size + 1.0)
     state = list({id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values())
     start = [v.numpy() for v in state]
 
@@ -62,22 +67,41 @@ def replay_difference(
     def run(mask):
         restore()
         for _ in range(steps):
-            sums = optimizer.clipping_set().sums_beside(rows, mask, tf.zeros([size]))
+            sums = optimizer.clipping_set().sums_beside(rows, mask, losses)
             optimizer.apply_private(sums, float(size))
         return [v.numpy() for v in state]
 
     with own_keys(optimizer, None):
-        with recorded_releases(optimizer) as releases:
-            ends = run(tf.ones([size]))
-        optimizer._with_noise = lambda *args: releases.pop(0)  # `del` brings the method back
         try:
-            replayed = run(tf.zeros([size]))
-        except IndexError:
+            with recorded_releases(optimizer) as releases:
+                ends = run(tf.ones([size]))
+            with _released_again(optimizer, releases):
+                replayed = run(tf.zeros([size]))
+        except _NoReleaseLeft:
             return np.inf
         finally:
-            del optimizer._with_noise
             restore()
     return np.inf if releases else max(map(_difference, ends, replayed), default=0.0)
+
+
+class _NoReleaseLeft(Exception):
+    """Says that a replay asks for more releases than were recorded."""
+
+
+@contextlib.contextmanager
+def _released_again(optimizer, releases):
+    """Lets the optimizer release what was recorded, and takes it off the list."""
+
+    def release(*args, **kwargs):
+        if not releases:
+            raise _NoReleaseLeft
+        return releases.pop(0)
+
+    optimizer._with_noise = release  # on the instance: `del` brings the method back
+    try:
+        yield
+    finally:
+        del optimizer._with_noise
 
 
 def _difference(a, b):

@@ -40,8 +40,8 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
     attributes x and _x of each argument x. For other values make a new optimizer.
 
     A class of your own may define `clipping_set`, `_build_private`, `_observe` and an update rule.
-    None of them meets a raw gradient, and `audit.replay_difference` checks that. Leave
-    `apply_private` and `step_on_lot` as they are: they have raw sums.
+    None of them meets a raw gradient; `audit.replay_difference` looks for leaks past the release.
+    Leave `apply_private` and `step_on_lot` as they are: they have raw sums.
 
     Args:
         learning_rate: a number or a Keras schedule; None: the default of the Keras optimizer.

@@ -1,7 +1,8 @@
 """The ledger of a DPModel: saved and restored with its weights, and checked against them."""
 
 import contextlib
-from collections.abc import Iterator, MutableMapping
+import copy
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import keras
@@ -26,6 +27,10 @@ _NO_LEDGER = (
     "the weights were loaded from a file without a ledger, so what they cost is unknown. Load "
     "public weights into the plain model, `model.model.load_weights`"
 )
+_CHOSEN = (
+    "the file was saved inside of a fit whose ModelCheckpoint keeps the best one: if later steps "
+    "decided that it stayed, they belong to its cost, which is epsilon of the whole training"
+)
 
 
 class ModelLedger:
@@ -43,6 +48,7 @@ class ModelLedger:
         self._model = model
         self._of_weights = WeightsLedger(model.model, ledger)
         self._training = False
+        self._saved_with: str | None = None  # a reason for files that are saved while fit runs
         self._loaded = False  # whether the file that is being loaded had a ledger
         self._optimizer: Any = None
         self._budget: Any = None  # of `compile`
@@ -69,14 +75,20 @@ class ModelLedger:
         self._of_weights.close_uncharged()
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Lets private training run in the `with` block; its changes of the weights are known."""
+    def training(self, callbacks: Iterable[keras.callbacks.Callback] = ()) -> Iterator[None]:
+        """Lets private training run in the `with` block; its changes of the weights are known.
+
+        Args:
+            callbacks: those of the `fit`; one of them may choose which file stays.
+        """
         self.current()
         self._training = True
+        chosen = any(getattr(callback, "save_best_only", False) for callback in callbacks)
+        self._saved_with = _CHOSEN if chosen else None
         try:
             yield
         finally:
-            self._training = False
+            self._training, self._saved_with = False, None
             remember_left(self._model.trainable_variables)
 
     def note_replaced(self, reason: str) -> None:
@@ -157,7 +169,11 @@ class ModelLedger:
     def to_json(self) -> str:
         """Returns the ledger as JSON, as it is saved with weights."""
         self.close_uncharged()
-        return self.current().to_json()
+        ledger = self.current()
+        if self._saved_with is not None:
+            ledger = copy.deepcopy(ledger)
+            ledger.mark_odometer(self._saved_with)
+        return ledger.to_json()
 
     def save_to(self, store: MutableMapping[str, Any]) -> None:
         """Writes the ledger into the part of a Keras file that belongs to the model."""

@@ -215,11 +215,15 @@ class BudgetedRun(keras.callbacks.Callback):
             raise ValueError(self._budget.refusal(model, self._planned, self._left, per_epoch))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Counts the remaining steps again if another callback charged the ledger."""
+        """Counts the remaining steps again if another callback charged the ledger.
+
+        Raises:
+            ValueError: none is left, and another callback set `stop_training` back.
+        """
         if self.model.ledger.steps != self._seen_steps:
             self._count()
-            if self._left < self.model.steps_per_execution:
-                raise ValueError(self._budget.refusal(self.model, self._planned, self._left))
+        if self._left < self.model.steps_per_execution:
+            raise ValueError(self._budget.refusal(self.model, self._planned, self._left))
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops training if the budget has no room for the next execution."""

@@ -69,7 +69,10 @@ class Run:
             return
         else:
             stoppers = [c for c in callbacks if getattr(c, "stopped_epoch", 0)]
-            names = [f"{type(c).__name__}(monitor={c.monitor!r})" for c in stoppers]
+            names = [
+                type(c).__name__ + (f"(monitor={c.monitor!r})" if hasattr(c, "monitor") else "")
+                for c in stoppers
+            ]
             who = " and ".join(names) or "a callback"
         model.ledger.mark_odometer(
             f"{who} ended training after {self.taken} of {planned} planned steps"

@@ -183,7 +183,7 @@ class Session:
     def running(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Iterator[None]:
         """Lets the run train in the `with` block. Callbacks that hold a ledger file finish."""
         error = None
-        with self._history.training():
+        with self._history.training(callbacks):
             self._active, self.callbacks = True, tuple(callbacks)
             try:
                 yield
