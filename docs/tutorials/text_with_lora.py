@@ -138,7 +138,7 @@ model.compile(
     target_epsilon=3.0,
     target_delta=1e-5,
 )
-model.fit(x, y, batch_size=512, epochs=8, verbose=0)
+model.fit(x, y, batch_size=512, epochs=7, verbose=0)
 
 # %%
 accuracy = model.evaluate(x_test, y_test, verbose=0, return_dict=True)["accuracy"]
