@@ -78,13 +78,10 @@ def privacy_statement(
     """
     entries = ledger.entries
     laws = list(dict.fromkeys(entry.law for entry in entries if entry.law is not None))
-    if not entries and refusal is None:
-        lines = [("Guarantee", "none is stated: this ledger has no release")]
-    else:
-        odometer = refusal is None and ledger.odometer_reasons and not math.isinf(epsilon)
-        name = "Spent" if odometer else "Guarantee"
-        lines = [(name, _figure(epsilon, delta, refusal))]
-    if entries and refusal is None and not math.isinf(epsilon):
+    bounded = bool(entries) and refusal is None and not math.isinf(epsilon)
+    name = "Spent" if bounded and ledger.odometer_reasons else "Guarantee"
+    lines = [(name, _figure(entries, epsilon, delta, refusal))]
+    if bounded:
         lines.append(("Kind of figure", _kind(ledger)))
         if ledger.plan is not None:
             lines.append(("Plan, declared by the user", ledger.plan))
@@ -132,9 +129,11 @@ def privacy_statement(
     return f"Differential privacy statement\n{body}\n"
 
 
-def _figure(epsilon, delta, refusal):
+def _figure(entries, epsilon, delta, refusal):
     if refusal is not None:
         return f"NOT AVAILABLE: {refusal}"
+    if not entries:
+        return "none is stated: this ledger has no release"
     if math.isinf(epsilon):
         return "epsilon = infinity: NO privacy guarantee, something was released without noise"
     return f"epsilon = {epsilon:.6g} at delta = {delta:g}"

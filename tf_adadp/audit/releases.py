@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
@@ -187,12 +188,7 @@ def draw_scores(
     """
     check_optimizer(optimizer)
     draws = check_integer("draws", draws, at_least=1)
-    state = {id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values()
-    start = [tf.identity(v.value) for v in state]
-
-    def restore():
-        for variable, value in zip(state, start, strict=True):
-            variable.assign(value)
+    _, restore = restorable_state(optimizer)
 
     def loop(neighbor):
         def body(i, scores):
@@ -242,6 +238,20 @@ def recorded_releases(optimizer: DPOptimizer) -> Iterator[list]:
         yield releases
     finally:
         del optimizer._with_noise
+
+
+def restorable_state(
+    optimizer: DPOptimizer,
+) -> tuple[list[keras.Variable], Callable[[], None]]:
+    """Returns the weights and the optimizer's variables, and a function that sets them back."""
+    state = list({id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values())
+    start = [tf.identity(v.value) for v in state]
+
+    def restore():
+        for variable, value in zip(state, start, strict=True):
+            variable.assign(value)
+
+    return state, restore
 
 
 @contextlib.contextmanager

@@ -7,10 +7,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from tf_adadp.audit.releases import check_optimizer, examples, own_keys, recorded_releases
+from tf_adadp.audit.releases import (
+    check_optimizer,
+    examples,
+    own_keys,
+    recorded_releases,
+    restorable_state,
+)
 from tf_adadp.optimizers import DPOptimizer
 from tf_adadp.utils.checks import check_integer
-from tf_adadp.utils.keras_compat import trained_variables
 
 
 def replay_difference(
@@ -57,12 +62,7 @@ def replay_difference(
     rows = examples(optimizer, gradients)
     size = rows[0].shape[0]
     losses = tf.range(1.0, size + 1.0)
-    state = list({id(v): v for v in [*optimizer.variables, *trained_variables(optimizer)]}.values())
-    start = [v.numpy() for v in state]
-
-    def restore():
-        for variable, value in zip(state, start, strict=True):
-            variable.assign(value)
+    state, restore = restorable_state(optimizer)
 
     def run(mask):
         restore()
