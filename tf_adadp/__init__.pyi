@@ -34,6 +34,7 @@ from .optimizers import make_private as make_private
 from .optimizers import priors as priors
 from .pca import DPPCA as DPPCA
 from .pca import PCAProjection as PCAProjection
+from .pca import ZCAWhitening as ZCAWhitening
 from .sampling import DeclaredLots as DeclaredLots
 from .sampling import FixedSizeLots as FixedSizeLots
 from .sampling import PoissonLots as PoissonLots

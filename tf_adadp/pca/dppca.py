@@ -16,6 +16,7 @@ from tf_adadp import noise
 from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.pca.layer import PCAProjection
 from tf_adadp.pca.rows import raw_rows, row_blocks, unit_rows
+from tf_adadp.pca.whitening import ZCAWhitening
 from tf_adadp.utils import checks
 
 _RELATIONS = {
@@ -253,6 +254,34 @@ class DPPCA:
             *self.components_.shape, normalize=self.normalize, ledger=self._ledger, name=name
         )
         layer.components.assign(self.components_)
+        return layer
+
+    def whitening(self, name: str | None = None) -> ZCAWhitening:
+        """Makes a `ZCAWhitening` that keeps all features and shrinks the strongest directions.
+
+        With λ_i the noisy eigenvalues and c = max(2σ√d, λ_k), component i is scaled by
+        min(1, √(c/λ_i)). 2σ√d is the largest eigenvalue that noise alone has: directions that do
+        not stand out of it stay as they are, so k may be large.
+
+        For linear models, whose training is slow along weak directions while strong ones, such as
+        the mean of all records, take the steps. The cost is that of the components.
+
+        Raises:
+            RuntimeError: before `fit`.
+            ValueError: there is no noise, and the last component has no variance.
+        """
+        self._check_fitted("whitening")
+        values = self.explained_variance_
+        floor = max(2.0 * self.noise_multiplier * math.sqrt(self.n_features_in_), values[-1])
+        if floor <= 0:  # without noise alone
+            raise ValueError(
+                f"n_components={self.n_components}: the last of them has no variance. Fit fewer."
+            )
+        layer = ZCAWhitening(
+            *self.components_.shape, normalize=self.normalize, ledger=self._ledger, name=name
+        )
+        layer.components.assign(self.components_)
+        layer.factors.assign(np.sqrt(floor / np.maximum(values, floor)))
         return layer
 
     @property

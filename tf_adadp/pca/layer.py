@@ -74,6 +74,7 @@ class PCAProjection(keras.layers.Layer):
             initializer="zeros",
             dtype="float32",
             trainable=False,
+            autocast=False,
             name="components",
         )
         self._awaits_ledger = ledger is None and not public
@@ -103,6 +104,11 @@ class PCAProjection(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Projects a batch."""
+        outputs = keras.ops.matmul(self._rows(inputs), keras.ops.transpose(self.components))
+        return keras.ops.cast(outputs, self.compute_dtype)
+
+    def _rows(self, inputs):
+        """Returns flattened inputs, float32; of length 1 if `normalize`."""
         ops = keras.ops
         rows = ops.reshape(inputs, (ops.shape(inputs)[0], self.n_features))
         if self.normalize:
@@ -112,8 +118,7 @@ class PCAProjection(keras.layers.Layer):
             rows = rows / ops.where(largest > 0, largest, 1.0)
             norms = ops.sqrt(ops.sum(rows * rows, axis=1, keepdims=True))
             rows = rows * (LENGTH / ops.maximum(norms, 1.0))
-        outputs = ops.matmul(ops.cast(rows, "float32"), ops.transpose(self.components))
-        return ops.cast(outputs, self.compute_dtype)
+        return ops.cast(rows, "float32")
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         """Returns [B, k]."""
