@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SCRIPTS = [
     path
     for path in sorted(EXAMPLES.rglob("*.py"))
-    if "app.run(" in (text := path.read_text(encoding="utf-8")) or "experiment.run(" in text
-    if path.stem != "experiment"
+    if re.search(r"\b(app|experiment|record)\.run\(", path.read_text(encoding="utf-8"))
+    if path.stem not in ("experiment", "record")  # what scripts share
 ]
 # A module that is None cannot be imported.
 WITHOUT_TENSORFLOW = (
