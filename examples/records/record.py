@@ -1,4 +1,4 @@
-"""What the record scripts share: a private linear classifier on scattering features.
+"""Trains what the record scripts share: a private linear classifier on scattering features.
 
 1. Images become scattering features, normalised within each image.
 2. Features are whitened by the second moment of features of images that are drawn at random. What
@@ -29,6 +29,7 @@ import datasets  # noqa: E402, of the folder above
 DELTA = 1e-5
 _COMPONENTS = 100  # more than stand out of the noise
 _DRAWN = 6000
+_CLASSES = 10  # public: labels that are there are not asked
 
 _EPSILONS = flags.DEFINE_list("epsilons", ["1", "2", "3"], "Budgets ε to train for.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings for each ε.", lower_bound=2)
@@ -37,7 +38,9 @@ _DATA_DIR = flags.DEFINE_string(
     os.environ.get("TF_ADADP_DATA_DIR"),
     "Folder of <data>.npz; else tensorflow-datasets.",
 )
-_OUT = flags.DEFINE_string("out", "records.json", "File of results, which is added to.")
+_OUT = flags.DEFINE_string(
+    "out", "records.json", "File of results. A row that is there is not run again."
+)
 _HELD_OUT = flags.DEFINE_boolean(
     "held_out", False, "Test on a tenth of the training records instead, to choose a recipe."
 )
@@ -45,7 +48,7 @@ _HELD_OUT = flags.DEFINE_boolean(
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train for one ε.
+    """Holds how to train for one ε.
 
     Attributes:
         steps: T.
@@ -109,7 +112,7 @@ def train(x, y, pca, recipe, epsilon, seed):
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
-    layer = keras.layers.Dense(int(y.max()) + 1, kernel_initializer="zeros")
+    layer = keras.layers.Dense(_CLASSES, kernel_initializer="zeros")
     model = dp.DPModel(keras.Sequential([keras.Input(x.shape[1:]), layer]))
     model.ledger.merge(pca.ledger)
     model.compile(

@@ -71,6 +71,7 @@ def test_records_of_any_type_do_not_meet(dtype, policy):
     if dtype != "uint8":
         x[3], x[4] = np.nan, np.inf
     x[5] = 0
+    assert layer(x[:0]).shape == (0, 64)
     odd = layer(x).numpy()
     odd_rows = [3, 4, 5] if dtype != "uint8" else [5]
     assert not odd[odd_rows].any()
@@ -113,6 +114,12 @@ def test_the_cost_goes_with_the_layer(tmp_path):
     np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
     assert dp.DPModel(other).epsilon(DELTA) == spent
     assert dp.DPModel(keras.models.clone_model(model)).ledger.steps > 1
+    # A layer that was public is so no more.
+    was_public = keras.Sequential([keras.Input((8, 8)), ZCAWhitening(20, 64, public=True)])
+    was_public.add(keras.layers.Dense(10))
+    was_public.load_weights(tmp_path / "w.weights.h5")
+    again = keras.models.clone_model(was_public)
+    assert dp.DPModel(again).epsilon(DELTA) == dp.DPModel(was_public).epsilon(DELTA) == spent
 
 
 def test_what_cannot_be_whitened():

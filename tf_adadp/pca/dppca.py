@@ -260,7 +260,7 @@ class DPPCA:
         """Makes a `ZCAWhitening` that keeps all features and shrinks the strongest directions.
 
         With λ_i the noisy eigenvalues and c = max(2σ√d, λ_k), component i is scaled by
-        min(1, √(c/λ_i)). 2σ√d is the largest eigenvalue that noise alone has: directions that do
+        min(1, √(c/λ_i)). 2σ√d is about the largest eigenvalue of noise alone: directions that do
         not stand out of it stay as they are, so k may be large.
 
         For linear models, whose training is slow along weak directions while strong ones, such as

@@ -25,7 +25,8 @@ class PCAProjection(keras.layers.Layer):
 
     Guarantee: each example is processed independently. `ledger` has the cost of the components. It
     is saved with them in weights, configs and clones, and a `DPModel` that contains the layer
-    merges it into its own.
+    merges it into its own. What moves bare arrays does not move it: `set_weights` of a plain model,
+    and weights files of the old .h5 format.
 
     Args:
         n_components: k.
@@ -114,7 +115,7 @@ class PCAProjection(keras.layers.Layer):
         if self.normalize:
             rows = ops.cast(rows, "float64")  # as `unit_rows` does
             rows = ops.where(ops.all(ops.isfinite(rows), axis=1, keepdims=True), rows, 0.0)
-            largest = ops.max(ops.abs(rows), axis=1, keepdims=True)
+            largest = ops.max(ops.abs(rows), axis=1, keepdims=True, initial=0.0)
             rows = rows / ops.where(largest > 0, largest, 1.0)
             norms = ops.sqrt(ops.sum(rows * rows, axis=1, keepdims=True))
             rows = rows * (LENGTH / ops.maximum(norms, 1.0))
@@ -133,6 +134,7 @@ class PCAProjection(keras.layers.Layer):
     def load_own_variables(self, store: Mapping) -> None:
         """Reads the components, and adds their cost to the ledger."""
         if "ledger" in store:
+            self.public = False
             stored = PrivacyLedger.from_json(np.asarray(store["ledger"]).tobytes().decode())
             if self.ledger is None or self._awaits_ledger:
                 attach(self.components, LEDGER, stored)

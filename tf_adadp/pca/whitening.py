@@ -16,8 +16,8 @@ class ZCAWhitening(PCAProjection):
         x ← x/‖x‖₂,   z = x − Cᵀ diag(1 − f) C x,   z/‖z‖₂
 
     Usually made by `DPPCA.whitening()`. Inputs [B, ...] of d entries, outputs [B, d]: what is
-    orthogonal to the components stays. Whitening with as few directions as noise lets through; the
-    components C [k, d] and the factors f [k] are not trainable and are saved with the model.
+    orthogonal to the components keeps its direction. The components C [k, d] and the factors f [k]
+    are not trainable and are saved with the model.
 
     Guarantee: as `PCAProjection`: each example by itself, and a ledger that has the cost. The
     factors are post-processing of the released eigenvalues.
