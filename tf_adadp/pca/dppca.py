@@ -250,11 +250,7 @@ class DPPCA:
             RuntimeError: before `fit`.
         """
         self._check_fitted("layer")
-        layer = PCAProjection(
-            *self.components_.shape, normalize=self.normalize, ledger=self._ledger, name=name
-        )
-        layer.components.assign(self.components_)
-        return layer
+        return self._layer(PCAProjection, name)
 
     def whitening(self, name: str | None = None) -> ZCAWhitening:
         """Makes a `ZCAWhitening` that keeps all features and shrinks the strongest directions.
@@ -277,11 +273,15 @@ class DPPCA:
             raise ValueError(
                 f"n_components={self.n_components}: the last of them has no variance. Fit fewer."
             )
-        layer = ZCAWhitening(
+        layer = self._layer(ZCAWhitening, name)
+        layer.factors.assign(np.sqrt(floor / np.maximum(values, floor)))
+        return layer
+
+    def _layer(self, layer_class, name):
+        layer = layer_class(
             *self.components_.shape, normalize=self.normalize, ledger=self._ledger, name=name
         )
         layer.components.assign(self.components_)
-        layer.factors.assign(np.sqrt(floor / np.maximum(values, floor)))
         return layer
 
     @property

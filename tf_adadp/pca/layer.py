@@ -70,14 +70,8 @@ class PCAProjection(keras.layers.Layer):
         if public and ledger is not None:
             raise ValueError("public=True with a ledger: give one of them.")
         # Made here, not in `build`: a model must know the cost before it has met data.
-        self.components = self.add_weight(
-            shape=(self.n_components, self.n_features),
-            initializer="zeros",
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-            name="components",
-        )
+        shape = (self.n_components, self.n_features)
+        self.components = self._add_constant("components", shape, "zeros")
         self._awaits_ledger = ledger is None and not public
         if self._awaits_ledger:
             ledger = PrivacyLedger()
@@ -88,6 +82,16 @@ class PCAProjection(keras.layers.Layer):
         if ledger is not None:
             # DPModel looks for ledgers on variables. A copy: models add their own releases to it.
             attach(self.components, LEDGER, copy.copy(ledger))
+
+    def _add_constant(self, name, shape, initializer):
+        return self.add_weight(
+            shape=shape,
+            initializer=initializer,
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+            name=name,
+        )
 
     @property
     def ledger(self) -> PrivacyLedger | None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from tf_adadp.accounting import PrivacyLedger
 from tf_adadp.pca.layer import PCAProjection
 
 
@@ -26,8 +25,8 @@ class ZCAWhitening(PCAProjection):
         n_components: k.
         n_features: d.
         normalize: whether inputs and outputs are normalised; if False neither is.
-        ledger: the `PrivacyLedger` of the components, as for `PCAProjection`.
         public: True says that components and factors are public knowledge and cost nothing.
+        **kwargs: these and others: see `PCAProjection`.
 
     Raises:
         ValueError: an argument is out of range; inputs have another number of entries.
@@ -38,24 +37,9 @@ class ZCAWhitening(PCAProjection):
         TensorShape([3, 8])
     """
 
-    def __init__(
-        self,
-        n_components: int,
-        n_features: int,
-        normalize: bool = True,
-        ledger: PrivacyLedger | None = None,
-        public: bool = False,
-        **kwargs: object,
-    ) -> None:
-        super().__init__(n_components, n_features, normalize, ledger, public, **kwargs)
-        self.factors = self.add_weight(
-            shape=(n_components,),
-            initializer="ones",
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-            name="factors",
-        )
+    def __init__(self, n_components: int, n_features: int, **kwargs: object) -> None:
+        super().__init__(n_components, n_features, **kwargs)
+        self.factors = self._add_constant("factors", (n_components,), "ones")
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Whitens a batch."""
