@@ -1,4 +1,4 @@
-"""Images drawn at random, from which scattering features learn what they have in common.
+"""Images drawn at random, of which filters are taken, and what features have in common.
 
 They contain no data, so all that is computed from them is public.
 """

@@ -31,13 +31,15 @@ class Scattering(keras.layers.Layer):
     """
 
     def __init__(self, num_scales: int = 2, num_angles: int = 8, **kwargs):
-        super().__init__(trainable=False, **kwargs)
+        super().__init__(**kwargs)
         self.num_scales = num_scales
         self.num_angles = num_angles
 
     def build(self, input_shape):
         """Makes the filters for one size of image."""
         pad = 2**self.num_scales
+        if any(side % pad for side in input_shape[1:3]):
+            raise ValueError(f"images of {input_shape[1:3]} pixels: give multiples of {pad}.")
         sizes = [side + 2 * pad for side in input_shape[1:3]]
         self._wavelets = [
             np.stack([morlet(sizes, j, angle, self.num_angles) for angle in range(self.num_angles)])

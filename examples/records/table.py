@@ -11,10 +11,20 @@ import pathlib
 import statistics
 import sys
 
-NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+NAMES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "reviews": "reviews (text)",
+    "affairs": "affairs (table)",
+}
 PUBLISHED = {
     "scattering, linear (2021)": ("s", {"mnist": (3.0, 98.7), "fashion_mnist": (3.0, 89.7)}),
-    "tanh CNN (2020)": ("^", {"mnist": (2.93, 98.1), "fashion_mnist": (3.0, 86.0)}),
+    "scattering, CNN (2021)": ("D", {"cifar10": (3.0, 69.3)}),
+    "tanh CNN (2020)": (
+        "^",
+        {"mnist": (2.93, 98.1), "fashion_mnist": (3.0, 86.0), "cifar10": (3.0, 59.2)},
+    ),
     "SA-DPSGD, as printed": ("x", {"mnist": (3.0, 98.89), "fashion_mnist": (3.0, 88.5)}),
 }
 
@@ -32,14 +42,16 @@ def table(results):
         "|---|---|---|---|---|---|",
     ]
     for name, title in NAMES.items():
-        for epsilon, row in results.get(name, {}).items():
+        for epsilon, row in _private(results, name).items():
             runs = row["runs"]
             mean, spread = summary(runs)
             minutes = statistics.mean(run["minutes"] for run in runs)
             lines.append(
                 f"| {title} | {float(epsilon):g} | {max(r['epsilon_rdp'] for r in runs):.2f} "
-                f"| {mean:.2f} ± {spread:.2f} | {row['recipe']['steps']} | {minutes:.1f} |"
+                f"| {mean:.2f} ± {spread:.2f} | {row['settings']['steps']} | {minutes:.1f} |"
             )
+        for baseline, accuracy in results.get(name, {}).get("baselines", {}).items():
+            lines.append(f"| {title}: {baseline} | ∞ | ∞ | {accuracy:.2f} | | |")
     return "\n".join(lines)
 
 
@@ -47,18 +59,31 @@ def draw(results, path):
     """Draws one panel for each data set."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(NAMES))
-    for panel, (name, title) in zip(panels, NAMES.items(), strict=True):
-        rows = results.get(name, {})
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    panels = figure.subplots(2, 3).flat
+    for name, title in NAMES.items():
+        panel = next(panels)
+        rows = _private(results, name)
+        if not rows:
+            continue
         means, spreads = zip(*(summary(row["runs"]) for row in rows.values()), strict=True)
         epsilons = [float(epsilon) for epsilon in rows]
-        panel.errorbar(epsilons, means, spreads, marker="o", capsize=3, label="records, 3 seeds")
+        panel.errorbar(epsilons, means, spreads, marker="o", capsize=3, label="records")
         for label, (marker, points) in PUBLISHED.items():
-            panel.plot(*points[name], marker, label=label)
+            if name in points:
+                panel.plot(*points[name], marker, label=label)
+        for number, (baseline, accuracy) in enumerate(results[name]["baselines"].items()):
+            panel.axhline(accuracy, color=f"C{number + 1}", ls="--", label=baseline)
         panel.set(title=title, xlabel="ε at δ = 1e-5", ylabel="test accuracy, %")
-    panels[0].legend()
+        panel.legend(fontsize="small")
+    next(panels).set_axis_off()
     figure.savefig(path, dpi=110)
+
+
+def _private(results, name):
+    """Returns the rows of a data set that have two runs or more."""
+    rows = {key: row for key, row in results.get(name, {}).items() if key != "baselines"}
+    return {epsilon: row for epsilon, row in rows.items() if len(row["runs"]) > 1}
 
 
 if __name__ == "__main__":

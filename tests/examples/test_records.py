@@ -1,12 +1,20 @@
-"""examples/records: scattering features against their definition, and a record of digits."""
+"""examples/records: features against their definitions, records of digits, of text and a table."""
 
 import json
 import pathlib
 import subprocess
 import sys
 
+import affairs
+import keras
+import linear
 import numpy as np
+import pytest
+import record
+import reviews
 import scipy.signal
+import table
+from patches import PatchFeatures, drawn_filters
 from scattering import Scattering
 
 RECORDS = pathlib.Path(__file__).parents[2] / "examples" / "records"
@@ -110,15 +118,71 @@ def test_colours_and_images_do_not_meet():
     np.testing.assert_array_equal(Scattering(num_angles=4)(x).numpy()[1:], whole[1:])
 
 
+def slow_patch_features(x, kernel, cells, threshold):
+    """By the definition, one patch and one filter at a time."""
+    size, number = kernel.shape[0], kernel.shape[-1]
+    side = x.shape[0] - size + 1
+    cell = -(-side // cells)
+    before = (cells * cell - side) // 2
+    sums = np.zeros((cells, cells, 2 * number))
+    for row, column in np.ndindex(side, side):
+        patch = x[row : row + size, column : column + size].astype(float)
+        patch = (patch - patch.mean()) / np.sqrt(patch.var() + 0.001)
+        for k in range(number):
+            found = (patch * kernel[..., k]).sum()
+            place = (row + before) // cell, (column + before) // cell
+            sums[(*place, k)] += max(found - threshold, 0)
+            sums[(*place, number + k)] += max(-found - threshold, 0)
+    return sums / cell**2
+
+
+@pytest.mark.parametrize("cells", [2, 3])
+def test_patch_features_are_their_definition(cells):
+    x = np.random.default_rng(5).random((2, 11, 11, 3)).astype(np.float32)
+    layer = PatchFeatures(num_filters=4, patch_size=4, cells=cells, threshold=0.3)
+    found = layer(x).numpy()
+    assert found.shape == layer.compute_output_shape(x.shape) == (2, cells, cells, 8)
+    expected = slow_patch_features(x[1], layer.kernel.numpy(), cells, 0.3)
+    np.testing.assert_allclose(found[1], expected, atol=1e-5)
+
+
+def test_filters_of_drawn_patches_find_contrasts_alone():
+    filters = drawn_filters(300, 5, 16, 16, 1)  # some drawn patches have one colour
+    assert np.isfinite(filters).all()
+    # Whitening keeps what has mean 0.
+    np.testing.assert_allclose(filters.sum((0, 1, 2)), 0, atol=1e-4)
+    layer = PatchFeatures(num_filters=300)
+    np.testing.assert_array_equal(layer(np.full((1, 16, 16, 1), 0.7, np.float32)), 0)
+
+
+@pytest.mark.parametrize("layer", [PatchFeatures(8, cells=3), Scattering(1, num_angles=4)])
+def test_features_of_images_do_not_meet_and_are_those_of_a_copy(layer):
+    x = np.random.default_rng(6).random((3, 12, 12, 1)).astype(np.float32)
+    whole = layer(x).numpy()
+    x[0] = np.nan
+    np.testing.assert_array_equal(layer(x).numpy()[1:], whole[1:])
+    config = keras.saving.serialize_keras_object(layer)
+    copy = keras.saving.deserialize_keras_object(config)
+    np.testing.assert_array_equal(copy(x).numpy()[1:], whole[1:])
+
+
 DRIVER = """
-import record
-record.run("digits", {3.0: record.Recipe(40, 20.0, lot_size=300)}, pca_noise_multiplier=8.0)
+import images, record
+from linear import Recipe
+recipes = {3.0: Recipe(40, 20.0, lot_size=300, pca_noise_multiplier=8.0)}
+how = {"features": images.FEATURES, "floor": 0.001, "mirror": MIRROR}
+record.run("digits", images.task("digits", recipes, **how))
 """
 
 
-def test_a_record_of_digits(tmp_path):
+@pytest.mark.parametrize(
+    ("features", "mirror", "least"),
+    [("scattering_features", False, 88), ("patch_features", True, 60)],  # 10 by guessing
+)
+def test_a_record_of_digits(tmp_path, features, mirror, least):
     paths = [str(RECORDS), str(RECORDS.parent)]
-    code = f"import sys; sys.path[:0] = {paths!r}; sys.argv[0] = 'record'\n{DRIVER}"
+    driver = DRIVER.replace("FEATURES", features).replace("MIRROR", str(mirror))
+    code = f"import sys; sys.path[:0] = {paths!r}; sys.argv[0] = 'record'\n{driver}"
     out = tmp_path / "records.json"
     command = [sys.executable, "-c", code, "--epsilons=3", "--seeds=2", f"--out={out}"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -127,7 +191,77 @@ def test_a_record_of_digits(tmp_path):
     assert len(row["runs"]) == 2
     for run in row["runs"]:
         assert 2.99 < run["epsilon_pld"] <= 3.0 < run["epsilon_rdp"] < 3.6
-        assert run["accuracy"] > 88  # 10 by guessing
+        assert run["accuracy"] > least
     again = subprocess.run(command, capture_output=True, text=True)
-    assert "seed 0" in done.stdout
-    assert "seed 0" not in again.stdout
+    assert "seed 1" in done.stdout
+    assert "seed" not in again.stdout
+    changed = [*command[:2], code.replace("40, 20.0", "41, 20.0"), *command[3:]]
+    refused = subprocess.run(changed, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "Remove them" in refused.stderr + refused.stdout
+
+
+def test_private_components_are_charged_to_every_training():
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(600, 20)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    train = linear.trainer(record.Split(x[:500], y[:500], x[500:], y[500:]), classes=2)
+    recipe = linear.Recipe(4, 1.0, lot_size=100, pca_noise_multiplier=20.0)
+    for epsilon in (2.0, 1.0):
+        model, _ = train(recipe, epsilon, seed=0)
+        assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "DPSGD"]
+        assert 0.99 * epsilon < model.epsilon(record.DELTA, accountant="pld") <= epsilon
+
+
+def test_images_that_scattering_would_cut_are_refused():
+    with pytest.raises(ValueError, match="multiples of 4"):
+        coefficients(np.zeros((14, 16), np.float32))
+
+
+def test_a_table_of_what_there_is():
+    run = {"accuracy": 50.0, "epsilon_rdp": 1.1, "minutes": 0.1}
+    settings = {"steps": 10}
+    row = {"settings": settings, "runs": [run, {**run, "accuracy": 52.0}]}
+    results = {"affairs": {"baselines": {"trees": 60.0}, "1": row, "2": {**row, "runs": [run]}}}
+    lines = table.table(results).splitlines()[2:]
+    assert lines == [
+        "| affairs (table) | 1 | 1.10 | 51.00 ± 1.41 | 10 | 0.1 |",
+        "| affairs (table): trees | ∞ | ∞ | 60.00 | | |",
+    ]
+
+
+def test_held_out_records_are_training_records():
+    numbers = np.arange(100)
+    whole = record.Split(numbers, numbers % 7, "never", "read")
+    split = record.held_out(whole)
+    assert len(split.x_test) == 10
+    np.testing.assert_array_equal(np.sort(np.concatenate([split.x, split.x_test])), numbers)
+    np.testing.assert_array_equal(split.x % 7, split.y)
+    np.testing.assert_array_equal(split.x_test % 7, split.y_test)
+
+
+def test_a_survey_is_coded_by_its_questionnaire():
+    x = np.array([[3, 22, 9, 1, 4, 16, 2, 6], [3, 23, 9, 1, 4, 16, 2, 6]], np.float32)
+    codes = affairs.features(x)
+    assert codes.shape == (2, 46)
+    assert codes.sum(axis=1).tolist() == [8, 7]  # 23 is no answer that is listed
+    assert np.flatnonzero(codes[0] - codes[1]).tolist() == [5 + 1]
+
+
+def test_a_private_survey_and_its_baselines(tmp_path):
+    pytest.importorskip("statsmodels")
+    split = record.held_out(affairs.load())
+    train = affairs.prepare(split)
+    model, accuracy = train(affairs.RECIPES[1.0], 1.0, 0)
+    assert 0.99 < model.epsilon(record.DELTA, accountant="pld") <= 1.0
+    known = {title: baseline(split) for title, baseline in affairs.BASELINES.items()}
+    assert accuracy > known["the more frequent class"] + 0.02
+    assert accuracy > known["logistic regression"] - 0.03
+
+
+def test_reviews_are_hashed_each_by_itself():
+    texts = np.array(["好书", "不好", "好书好书"], dtype=object)
+    rows = reviews.hashed(texts).toarray()
+    np.testing.assert_allclose((rows**2).sum(axis=1), 1)
+    np.testing.assert_array_equal(reviews.hashed(texts[1:2]).toarray()[0], rows[1])
+    assert not np.array_equal(rows[0], rows[1])
