@@ -2,8 +2,9 @@
 
     python examples/records/table.py records.json records.png
 
-Published: Tramèr and Boneh (2021), scattering features and linear models; Papernot et al. (2020),
-tanh CNNs; Fu et al. (SA-DPSGD), Table 1, whose accounting charges accepted updates alone.
+Published: Tramèr and Boneh (2021), scattering features; Tang et al. (2023, DP-RandP), networks
+pretrained on images of random processes; Papernot et al. (2020), tanh CNNs; Fu et al. (SA-DPSGD),
+Table 1, whose accounting charges accepted updates alone.
 """
 
 import json
@@ -21,6 +22,7 @@ NAMES = {
 PUBLISHED = {
     "scattering, linear (2021)": ("s", {"mnist": (3.0, 98.7), "fashion_mnist": (3.0, 89.7)}),
     "scattering, CNN (2021)": ("D", {"cifar10": (3.0, 69.3)}),
+    "DP-RandP (2023)": ("*", {"cifar10": (1.0, 72.3)}),
     "tanh CNN (2020)": (
         "^",
         {"mnist": (2.93, 98.1), "fashion_mnist": (3.0, 86.0), "cifar10": (3.0, 59.2)},
