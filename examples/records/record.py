@@ -24,20 +24,6 @@ from table import summary  # noqa: E402
 
 DELTA = 1e-5
 
-_EPSILONS = flags.DEFINE_list("epsilons", ["1", "2", "3"], "Budgets ε to train for.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings for each ε.", lower_bound=2)
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir",
-    os.environ.get("TF_ADADP_DATA_DIR"),
-    "Folder of <data>.npz; else tensorflow-datasets.",
-)
-_OUT = flags.DEFINE_string(
-    "out", "records.json", "File of results. A run that is there is not run again."
-)
-_HELD_OUT = flags.DEFINE_boolean(
-    "held_out", False, "Test on a tenth of the training records instead, to choose a recipe."
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -80,14 +66,14 @@ def held_out(split, part=10):
     return Split(split.x[train], split.y[train], split.x[test], split.y[test])
 
 
-def record(name, task):
+def record(name, task, options):
     """Trains for every ε and seed asked for that has no run yet; prints and stores the runs."""
-    path = pathlib.Path(_OUT.value)
+    path = pathlib.Path(options.out)
     stored = json.loads(path.read_text()) if path.exists() else {}
-    found = stored.setdefault(f"{name}, held out" if _HELD_OUT.value else name, {})
+    found = stored.setdefault(f"{name}, held out" if options.held_out else name, {})
     baselines = found.setdefault("baselines", {})
     rows = {}  # of the ε asked for
-    for text in _EPSILONS.value:
+    for text in options.epsilons:
         epsilon = float(text)
         if epsilon not in task.recipes:
             raise app.UsageError(f"--epsilons={text} has no recipe: give of {list(task.recipes)}.")
@@ -98,17 +84,17 @@ def record(name, task):
                 f"{path} has runs of {name} at epsilon = {text} with {rows[epsilon]['settings']}, "
                 f"not {settings}. Remove them, or give another --out."
             )
-    if all(len(row["runs"]) >= _SEEDS.value for row in rows.values()):
+    if all(len(row["runs"]) >= options.seeds for row in rows.values()):
         return
-    split = task.load(_DATA_DIR.value)
-    if _HELD_OUT.value:
+    split = task.load(options.data_dir)
+    if options.held_out:
         split = held_out(split)
     for title, baseline in task.baselines.items():
         if title not in baselines:
             baselines[title] = round(100 * float(baseline(split)), 2)
             print(f"{name}, {title}: {baselines[title]} %", flush=True)
     train = task.prepare(split)
-    for seed in range(_SEEDS.value):
+    for seed in range(options.seeds):
         for epsilon, row in rows.items():
             if seed < len(row["runs"]):
                 continue
@@ -131,14 +117,29 @@ def record(name, task):
 
 
 def run(name, task):
-    """Runs a record script: `record` of a `Task`, with the flags of this module."""
-
-    for holder in (_EPSILONS, _SEEDS, _DATA_DIR, _OUT, _HELD_OUT):  # so that --help lists them
+    """Runs a record script: `record` of a `Task`, with flags."""
+    # Defined here, since other examples that are imported beside have flags of these names.
+    holders = [
+        flags.DEFINE_list("epsilons", ["1", "2", "3"], "Budgets ε to train for."),
+        flags.DEFINE_integer("seeds", 3, "Trainings for each ε.", lower_bound=2),
+        flags.DEFINE_string(
+            "data_dir",
+            os.environ.get("TF_ADADP_DATA_DIR"),
+            "Folder of <data>.npz; else tensorflow-datasets.",
+        ),
+        flags.DEFINE_string(
+            "out", "records.json", "File of results. A run that is there is not run again."
+        ),
+        flags.DEFINE_boolean(
+            "held_out", False, "Test on a tenth of the training records, to choose a recipe."
+        ),
+    ]
+    for holder in holders:  # so that --help lists them
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[holder.name])
 
     def main(argv):
         if len(argv) > 1:
             raise app.UsageError(f"unknown arguments {argv[1:]}: flags start with --.")
-        record(name, task)
+        record(name, task, flags.FLAGS)
 
     app.run(main)
