@@ -11,10 +11,6 @@ The recipe is the first that was tried, and six others were no better in three f
 are in part test records now.
 """
 
-import importlib.util
-import pathlib
-import sys
-
 import linear
 import record
 from linear import Recipe
@@ -40,11 +36,7 @@ def load(data_dir=None):
     import numpy as np
     import pandas as pd
 
-    found = importlib.util.find_spec("statsmodels")
-    if found is None:
-        sys.exit('The table is in the package statsmodels: pip install ".[records]"')
-    folder = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "fair"
-    table = pd.read_csv(folder / "fair.csv")
+    table = pd.read_csv(record.package_folder("statsmodels") / "datasets" / "fair" / "fair.csv")
     x = table[list(ANSWERS)].to_numpy("float32")
     y = (table["affairs"] > 0).to_numpy("int32")
     test, train = np.split(np.random.default_rng(1974).permutation(len(y)), [len(y) // 5])
@@ -61,8 +53,7 @@ def features(x):
 
 def prepare(table):
     """Returns a trainer on the answers."""
-    split = record.Split(features(table.x), table.y, features(table.x_test), table.y_test)
-    return linear.trainer(split, classes=2)
+    return linear.trainer(table.map(features), classes=2)
 
 
 def _logistic_regression(table):

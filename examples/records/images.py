@@ -97,6 +97,6 @@ def prepare(images, *, features, floor, mirror):
     """Returns the trainer of a linear classifier on features of a `record.Split` of images."""
     start = time.perf_counter()
     model = feature_model(images.x.shape[1:], features, floor, mirror)
-    x, x_test = (model.predict(a, batch_size=200) for a in (images.x, images.x_test))
-    print(f"features {x.shape}: {time.perf_counter() - start:.0f} s")
-    return linear.trainer(record.Split(x, images.y, x_test, images.y_test), _CLASSES)
+    found = images.map(functools.partial(model.predict, batch_size=200))
+    print(f"features {found.x.shape}: {time.perf_counter() - start:.0f} s")
+    return linear.trainer(found, _CLASSES)

