@@ -9,6 +9,8 @@ import images
 import record
 from linear import Recipe
 
+NAME = "cifar10"
+FEATURES = {"features": images.patch_features, "floor": 1e-5, "mirror": True}
 RECIPES = {  # that of 2 lies between the others
     1.0: Recipe(steps=200, learning_rate=120),
     2.0: Recipe(steps=200, learning_rate=180),
@@ -16,5 +18,4 @@ RECIPES = {  # that of 2 lies between the others
 }
 
 if __name__ == "__main__":
-    features = {"features": images.patch_features, "floor": 1e-5, "mirror": True}
-    record.run("cifar10", images.task("cifar10", RECIPES, **features))
+    record.run(NAME, images.task(NAME, RECIPES, **FEATURES))

@@ -8,6 +8,7 @@ The recipes are `images.SCATTERING_RECIPES`, chosen by --held_out, never by the 
 import images
 import record
 
+NAME, RECIPES, FEATURES = "fashion_mnist", images.SCATTERING_RECIPES, images.SCATTERING
+
 if __name__ == "__main__":
-    features = {"features": images.scattering_features, "floor": 0.001, "mirror": False}
-    record.run("fashion_mnist", images.task("fashion_mnist", images.SCATTERING_RECIPES, **features))
+    record.run(NAME, images.task(NAME, RECIPES, **FEATURES))

@@ -2,14 +2,16 @@
 
 1. `DPPCA.whitening` shrinks the directions in which the private records exceed its noise, if the
    recipe wants it.
-2. A softmax regression is trained by DP-SGD with momentum, and its weights are averaged.
+2. A softmax regression is trained privately, and its weights are averaged.
 
 ε is that of both together.
 """
 
 import dataclasses
 import functools
+from typing import ClassVar
 
+import charged_search
 import record
 
 import tf_adadp as dp  # loads TensorFlow when a name of it is first used
@@ -18,31 +20,115 @@ _COMPONENTS = 200  # at most; about 20 stand out of the noise
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Holds how to train for one ε.
+class Recipe(record.Recipe):
+    """Holds how to train by DP-SGD for one ε.
 
     Attributes:
         steps: T.
-        learning_rate: η, at momentum 0.9.
+        learning_rate: η.
         l2_norm_clip: C.
         lot_size: expected lot size L.
-        average: momentum of the average of the weights.
+        momentum: of the step.
+        average: momentum of the average of the weights; None takes the last weights.
         pca_noise_multiplier: σ of the components; None trains on the features as they are.
+        augmentation_multiplicity: K copies of an example that its gradient is the mean over.
+        accountant: by which σ* is found.
+        delta: δ.
     """
 
     steps: int
     learning_rate: float
     l2_norm_clip: float = 0.1
     lot_size: int = 4096
-    average: float = 0.95
+    momentum: float = 0.9
+    average: float | None = 0.95
     pca_noise_multiplier: float | None = 6.0
+    augmentation_multiplicity: int = 1
+    accountant: str = "pld"
+    delta: float = 1e-5
+
+    def optimizer(self):
+        """Returns the optimizer."""
+        return dp.DPSGD(
+            self.learning_rate,
+            momentum=self.momentum,
+            l2_norm_clip=self.l2_norm_clip,
+            augmentation_multiplicity=self.augmentation_multiplicity,
+            **record.averaging(self.average),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults(record.Recipe):
+    """Trains by `ADADP()` with nothing chosen, on the features as they are.
+
+    Lots and steps have no default. These are one choice for all data: a few hundred steps of a lot
+    from which σ*/L hardly falls (docs/explanation/choosing.md).
+    """
+
+    steps: int = 400
+    lot_size: int = 1024
+    pca_noise_multiplier: None = None
+    accountant: str = "rdp"
+    delta: float = 1e-5
+
+    def optimizer(self):
+        """Returns the optimizer."""
+        return dp.ADADP()
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched(record.Recipe):
+    """Says how to search for the rate η and the clip norm C of a `Recipe`; see charged_search.py.
+
+    Attributes:
+        mean_trials: mean number of trainings.
+        speeds: values of η·C.
+        clips: values of C.
+        others: see `Recipe`.
+    """
+
+    mean_trials: float = 5
+    speeds: tuple = (2, 4, 8, 16, 32)
+    clips: tuple = (0.1, 1.0)
+    steps: int = 200
+    lot_size: int = 4096
+    average: float = 0.95
+    delta: float = 1e-5
+    accountants: ClassVar = ("rdp",)  # no other bounds a search
+    secret_time: ClassVar = True  # it tells the number of trials
+
+
+EPSILONS = (1.0, 2.0, 3.0)
+UNCHOSEN = {
+    "defaults": dict.fromkeys(EPSILONS, Defaults()),
+    "searched": dict.fromkeys(EPSILONS, Searched()),
+}
+
+
+def parts(recipe):
+    """Returns variants {title: recipes} of a recipe of ε = 3, each without one of its parts."""
+    without = {
+        "without private whitening": {"pca_noise_multiplier": None},
+        "without averaged weights": {"average": None},
+        "without momentum": {"momentum": 0.0, "learning_rate": 10 * recipe.learning_rate},
+        "a quarter of the lot": {
+            "lot_size": recipe.lot_size // 4,
+            "steps": 4 * recipe.steps,
+        },
+        "noise by RDP": {"accountant": "rdp"},
+    }
+    return {
+        title: {3.0: dataclasses.replace(recipe, **changes)} for title, changes in without.items()
+    }
 
 
 def trainer(features, classes):
     """Returns a function (recipe, ε, seed) that trains on a `Split` of features.
 
     Args:
-        features: a `record.Split`, x of shape [n, d].
+        features: a `record.Split`, x of shape [n, d], or [n, k, d] with k copies of every example:
+            training draws one of them for each gradient, and a prediction takes their mean.
         classes: number of classes, public: not read off the labels.
     """
 
@@ -52,40 +138,40 @@ def trainer(features, classes):
         import keras
 
         if noise_multiplier is None:
-            return dp.PrivacyLedger(), features.x, features.x_test
-        components = min(_COMPONENTS, features.x.shape[1])
-        pca = dp.DPPCA(components, noise_multiplier).fit(features.x)
-        layer = keras.Sequential([keras.Input(features.x.shape[1:]), pca.whitening()])
-        arrays = (features.x, features.x_test)
-        return pca.ledger, *(layer.predict(x, batch_size=1000, verbose=0) for x in arrays)
+            return dp.PrivacyLedger(), features
+        components = min(_COMPONENTS, features.x.shape[-1])
+        examples = features.x if features.x.ndim == 2 else features.x.mean(axis=1)
+        pca = dp.DPPCA(components, noise_multiplier).fit(examples)
+        layer = keras.Sequential([keras.Input(features.x.shape[-1:]), pca.whitening()])
+
+        def whiten(x):
+            rows = layer.predict(x.reshape(-1, x.shape[-1]), batch_size=1000, verbose=0)
+            return rows.reshape(x.shape)
+
+        return pca.ledger, features.map(whiten)
+
+    def classifier(shape):
+        import keras
+
+        keras.backend.clear_session()
+        layers = [keras.Input(shape), keras.layers.Dense(classes, kernel_initializer="zeros")]
+        if len(shape) == 2:
+            from copies import DrawnCopy
+
+            layers.insert(1, DrawnCopy())
+        return dp.DPModel(keras.Sequential(layers))
 
     def train(recipe, epsilon, seed):
         import keras
 
-        ledger, x, x_test = whitened(recipe.pca_noise_multiplier, seed)
-        keras.backend.clear_session()
+        if isinstance(recipe, Searched):
+            found = charged_search.searched(features, classifier, recipe, epsilon, seed)
+            return found, record.test_accuracy(found, features)
+        ledger, split = whitened(recipe.pca_noise_multiplier, seed)
         keras.utils.set_random_seed(seed)
-        layer = keras.layers.Dense(classes, kernel_initializer="zeros")
-        model = dp.DPModel(keras.Sequential([keras.Input(x.shape[1:]), layer]))
+        model = classifier(split.x.shape[1:])
         model.ledger.merge(ledger)
-        model.compile(
-            dp.DPSGD(
-                recipe.learning_rate,
-                momentum=0.9,
-                l2_norm_clip=recipe.l2_norm_clip,
-                use_ema=True,
-                ema_momentum=recipe.average,
-            ),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            log_raw_metrics=False,
-            steps_per_execution=5,
-            target_epsilon=epsilon,
-            target_delta=record.DELTA,
-            accountant="pld",
-        )
-        lot_size, steps = recipe.lot_size, recipe.steps
-        model.fit(x, features.y, batch_size=lot_size, steps_per_epoch=steps, verbose=0)
-        return model, model.evaluate(x_test, features.y_test, batch_size=1000, verbose=0)[1]
+        record.fit(model, recipe, split, epsilon)
+        return model, record.test_accuracy(model, split)
 
     return train

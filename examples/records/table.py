@@ -1,4 +1,4 @@
-"""Prints the records as a table, and draws accuracy over ε beside published points.
+"""Prints the records as tables, and draws accuracy over ε beside published points.
 
     python examples/records/table.py records.json records.png
 
@@ -18,6 +18,8 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "reviews": "reviews (text)",
     "affairs": "affairs (table)",
+    "mnist_components": "MNIST, 60 components",
+    "cifar10_frozen": "CIFAR-10, public convolutions",
 }
 PUBLISHED = {
     "scattering, linear (2021)": ("s", {"mnist": (3.0, 98.7), "fashion_mnist": (3.0, 89.7)}),
@@ -27,6 +29,8 @@ PUBLISHED = {
         "^",
         {"mnist": (2.93, 98.1), "fashion_mnist": (3.0, 86.0), "cifar10": (3.0, 59.2)},
     ),
+    "ADADP, as printed": ("P", {"mnist_components": (1.4, 96.0), "cifar10_frozen": (2.13, 70.0)}),
+    "DP-SGD of Abadi et al. (2016)": ("v", {"mnist_components": ([0.5, 2, 8], [90, 95, 97])}),
     "SA-DPSGD, as printed": ("x", {"mnist": (3.0, 98.89), "fashion_mnist": (3.0, 88.5)}),
 }
 
@@ -49,7 +53,7 @@ def table(results):
             mean, spread = summary(runs)
             minutes = statistics.mean(run["minutes"] for run in runs)
             lines.append(
-                f"| {title} | {float(epsilon):g} | {max(r['epsilon_rdp'] for r in runs):.2f} "
+                f"| {title} | {_budget(epsilon, row)} | {max(r['epsilon_rdp'] for r in runs):.2f} "
                 f"| {mean:.2f} ± {spread:.2f} | {row['settings']['steps']} | {minutes:.1f} |"
             )
         for baseline, accuracy in results.get(name, {}).get("baselines", {}).items():
@@ -57,12 +61,50 @@ def table(results):
     return "\n".join(lines)
 
 
+def variants(results):
+    """Returns what variants of the recipes reach at each ε, beside the recipes, as Markdown.
+
+    Two tables: what chooses nothing or pays for its choice, and images with one part changed.
+    """
+    unchosen = ("defaults", "searched")
+    lines = ["| data | ε | recipe | defaults | charged search |", "|---|---|---|---|---|"]
+    for name, title in NAMES.items():
+        rows = [_private(results, key) for key in (name, *(f"{name}, {v}" for v in unchosen))]
+        for epsilon, row in rows[0].items():
+            if any(epsilon in found for found in rows[1:]):
+                cells = [_cell(found.get(epsilon)) for found in rows]
+                lines.append(f"| {title} | {_budget(epsilon, row)} | {' | '.join(cells)} |")
+    images = ("mnist", "fashion_mnist", "cifar10")
+    parts = {}
+    for key in results:
+        name, _, part = key.partition(", ")
+        if name in images and part not in ("", "held out", *unchosen):
+            parts.setdefault(part, {})[name] = _private(results, key).get("3")
+    heads = " | ".join(NAMES[name] for name in images)
+    lines += ["", f"| ε = 3 | {heads} |", "|---|---|---|---|"]
+    whole = {name: _private(results, name).get("3") for name in images}
+    for part, rows in {"recipe": whole, **parts}.items():
+        cells = " | ".join(_cell(rows.get(name)) for name in images)
+        lines.append(f"| {part} | {cells} |")
+    return "\n".join(lines)
+
+
+def _budget(epsilon, row):
+    """Returns ε, with δ if it is not 1e-5."""
+    delta = row["settings"]["delta"]
+    return epsilon if delta == 1e-5 else f"{epsilon} (δ = {delta:.0e})".replace("e-0", "e-")
+
+
+def _cell(row):
+    return "" if row is None else "{:.2f} ± {:.2f}".format(*summary(row["runs"]))
+
+
 def draw(results, path):
     """Draws one panel for each data set."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(2, 3).flat
+    figure = Figure(figsize=(15, 7), layout="constrained")
+    panels = figure.subplots(2, 4).flat
     for name, title in NAMES.items():
         panel = next(panels)
         rows = _private(results, name)
@@ -74,11 +116,12 @@ def draw(results, path):
         for label, (marker, points) in PUBLISHED.items():
             if name in points:
                 panel.plot(*points[name], marker, label=label)
-        for number, (baseline, accuracy) in enumerate(results[name]["baselines"].items()):
+        for number, (baseline, accuracy) in enumerate(results[name].get("baselines", {}).items()):
             panel.axhline(accuracy, color=f"C{number + 1}", ls="--", label=baseline)
-        panel.set(title=title, xlabel="ε at δ = 1e-5", ylabel="test accuracy, %")
+        panel.set(title=title, xlabel="ε", ylabel="test accuracy, %")
         panel.legend(fontsize="small")
-    next(panels).set_axis_off()
+    for panel in panels:
+        panel.set_axis_off()
     figure.savefig(path, dpi=110)
 
 
@@ -91,5 +134,5 @@ def _private(results, name):
 if __name__ == "__main__":
     source, picture = map(pathlib.Path, sys.argv[1:])
     found = json.loads(source.read_text())
-    print(table(found))
+    print(table(found), variants(found), sep="\n\n")
     draw(found, picture)

@@ -12,7 +12,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SCRIPTS = [
     path
     for path in sorted(EXAMPLES.rglob("*.py"))
-    if re.search(r"\b(app|experiment|record)\.run\(", path.read_text(encoding="utf-8"))
+    if re.search(r"\b(app|experiment|record)\.(run|start)\(", path.read_text(encoding="utf-8"))
     if path.stem not in ("experiment", "record")  # what scripts share
 ]
 # A module that is None cannot be imported.

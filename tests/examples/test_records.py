@@ -6,16 +6,27 @@ import subprocess
 import sys
 
 import affairs
+import charged_search
+import cifar10_frozen
+import components
+import convergence
+import dp_accounting
+import images
 import keras
 import linear
 import numpy as np
+import public_convolutions
 import pytest
 import record
 import reviews
 import scipy.signal
 import table
+from copies import DrawnCopy
 from patches import PatchFeatures, drawn_filters
 from scattering import Scattering
+
+import tf_adadp as dp
+from tf_adadp import accounting
 
 RECORDS = pathlib.Path(__file__).parents[2] / "examples" / "records"
 
@@ -210,7 +221,94 @@ def test_private_components_are_charged_to_every_training():
     for epsilon in (2.0, 1.0):
         model, _ = train(recipe, epsilon, seed=0)
         assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "DPSGD"]
-        assert 0.99 * epsilon < model.epsilon(record.DELTA, accountant="pld") <= epsilon
+        assert 0.99 * epsilon < model.epsilon(1e-5, accountant="pld") <= epsilon
+
+
+def blobs(rng, shape):
+    """A `Split` of 500 and 100 records of two classes that a linear model tells apart."""
+    y = rng.integers(2, size=600).astype(np.int32)
+    x = rng.normal(size=(600, *shape)).astype(np.float32) + 2 * y.reshape(-1, *[1] * len(shape))
+    x = (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+    return record.Split(x[:500], y[:500], x[500:], y[500:])
+
+
+def test_defaults_and_a_charged_search_stay_within_their_budget():
+    train = linear.trainer(blobs(np.random.default_rng(8), (20,)), classes=2)
+    defaults = linear.Defaults(steps=10, lot_size=100)
+    plan = linear.Searched(mean_trials=2, speeds=(0.5, 1), steps=10, lot_size=100)
+    for recipe, origin in ((defaults, "ADADP"), (plan, "search")):
+        model, accuracy = train(recipe, 3.0, seed=0)
+        assert accuracy > 0.8  # 0.5 by guessing
+        assert [entry.origin.split(",")[0] for entry in model.ledger.entries] == [origin]
+        assert 2.9 < model.epsilon(1e-5) <= 3.0
+    assert "50 held-out records" in model.ledger.statement(1e-5)
+
+
+def test_a_search_is_charged_for_records_that_score_it():
+    """A held-out record changes the count by 1, in each of a random number of trials."""
+    plan = linear.Searched(mean_trials=5)
+    for records in (50, 6000):
+        law = accounting.PoissonSampling(records, records)
+        sigma = charged_search.noise_of_trials(law, 1, plan, 1.0)
+        spent = dp.PrivacyLedger()
+        gaussian = dp_accounting.GaussianDpEvent(sigma)
+        spent.add(accounting.search_event(gaussian, 1, plan.mean_trials))
+        assert 0.99 < spent.epsilon(plan.delta) <= 1.0
+    for accurate in (0, 25, 50):  # a score is the count with noise, of the std that was found
+        scores = np.array([charged_search.noisy_share(accurate, 50, 4.0) for _ in range(2000)])
+        # Five standard errors: a false alarm in 1 of 1e6.
+        assert abs(50 * scores.mean() - accurate) < 5 * 4 / 2000**0.5
+        assert abs(50 * scores.std() / 4.0 - 1) < 5 / (2 * 2000) ** 0.5 + 0.01  # of rounding
+
+
+def test_copies_are_drawn_in_training_and_averaged_else():
+    split = blobs(np.random.default_rng(9), (3, 4))
+    layer = DrawnCopy(seed=1)
+    np.testing.assert_allclose(layer(split.x), split.x.mean(axis=1), atol=1e-6)
+    drawn = layer(split.x, training=True).numpy()
+    places = (np.abs(split.x - drawn[:, None]).max(axis=2) == 0).argmax(axis=1)
+    np.testing.assert_array_equal(split.x[np.arange(500), places], drawn)
+    assert np.bincount(places, minlength=3).min() > 110  # 167 expected, std 10.5
+    config = keras.saving.serialize_keras_object(layer)
+    copy = keras.saving.deserialize_keras_object(config)
+    np.testing.assert_array_equal(copy(split.x, training=True), drawn)
+
+
+def test_a_record_of_copies():
+    train = linear.trainer(blobs(np.random.default_rng(10), (2, 20)), classes=2)
+    recipe = linear.Recipe(
+        10, 5.0, lot_size=100, pca_noise_multiplier=20.0, augmentation_multiplicity=2
+    )
+    model, accuracy = train(recipe, 3.0, seed=0)
+    assert accuracy > 0.8
+    assert 2.9 < model.epsilon(1e-5, accountant="pld") <= 3.0
+
+
+def test_features_of_the_mirror_image():
+    x = np.random.default_rng(11).random((4, 12, 12, 1)).astype(np.float32)
+
+    def features(x, mirror):
+        model = images.feature_model(x, images.patch_features, None, mirror)
+        return model.predict(x, verbose=0)
+
+    alone, mirrored = features(x, False), features(x[:, :, ::-1], False)
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, atol=1e-5)
+    copies = features(x, "copies")
+    np.testing.assert_allclose(copies[:, 0], alone, atol=1e-5)
+    np.testing.assert_allclose(copies[:, 1], mirrored, atol=1e-5)
+    added = features(x, True)
+    np.testing.assert_allclose(added, features(x[:, :, ::-1], True), atol=1e-5)
+
+
+def test_the_network_of_the_papers_is_charged_its_components():
+    rng = np.random.default_rng(12)
+    x = rng.random((300, 10, 10, 1)).astype(np.float32)
+    y = rng.integers(2, size=300).astype(np.int32)
+    train = components.prepare(record.Split(x, y, x, y))
+    recipe = components.Recipe(3, 20.0, lot_size=50, delta=1e-4)
+    model, _ = train(recipe, 3.0, seed=0)
+    assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "ADADP"]
+    assert 2.9 < model.epsilon(1e-4, accountant="pld") <= 3.0
 
 
 def test_images_that_scattering_would_cut_are_refused():
@@ -220,7 +318,7 @@ def test_images_that_scattering_would_cut_are_refused():
 
 def test_a_table_of_what_there_is():
     run = {"accuracy": 50.0, "epsilon_rdp": 1.1, "minutes": 0.1}
-    settings = {"steps": 10}
+    settings = {"steps": 10, "delta": 1e-5}
     row = {"settings": settings, "runs": [run, {**run, "accuracy": 52.0}]}
     results = {"affairs": {"baselines": {"trees": 60.0}, "1": row, "2": {**row, "runs": [run]}}}
     lines = table.table(results).splitlines()[2:]
@@ -253,7 +351,7 @@ def test_a_private_survey_and_its_baselines(tmp_path):
     split = record.held_out(affairs.load())
     train = affairs.prepare(split)
     model, accuracy = train(affairs.RECIPES[1.0], 1.0, 0)
-    assert 0.99 < model.epsilon(record.DELTA, accountant="pld") <= 1.0
+    assert 0.99 < model.epsilon(1e-5, accountant="pld") <= 1.0
     known = {title: baseline(split) for title, baseline in affairs.BASELINES.items()}
     assert accuracy > known["the more frequent class"] + 0.02
     assert accuracy > known["logistic regression"] - 0.03
@@ -265,3 +363,53 @@ def test_reviews_are_hashed_each_by_itself():
     np.testing.assert_allclose((rows**2).sum(axis=1), 1)
     np.testing.assert_array_equal(reviews.hashed(texts[1:2]).toarray()[0], rows[1])
     assert not np.array_equal(rows[0], rows[1])
+
+
+def test_variants_are_tabled_beside_their_recipe():
+    def row(*accuracies, delta=1e-5):
+        runs = [{"accuracy": a, "epsilon_rdp": 3.0, "minutes": 1.0} for a in accuracies]
+        return {"settings": {"steps": 10, "delta": delta}, "runs": runs}
+
+    results = {
+        "mnist": {"3": row(98.0, 99.0)},
+        "mnist, defaults": {"3": row(97.0, 97.0)},
+        "mnist, pixels": {"3": row(91.0, 93.0)},
+        "mnist, held out": {"3": row(10.0, 10.0)},
+        "mnist_components": {"1.4": row(95.0, 95.0, delta=1e-4)},
+    }
+    unchosen, parts = table.variants(results).split("\n\n")
+    assert unchosen.splitlines()[2:] == ["| MNIST | 3 | 98.50 ± 0.71 | 97.00 ± 0.00 |  |"]
+    assert parts.splitlines()[2:] == [
+        "| recipe | 98.50 ± 0.71 |  |  |",
+        "| pixels | 92.00 ± 1.41 |  |  |",
+    ]
+    assert "| MNIST, 60 components | 1.4 (δ = 1e-4) | 3.00 |" in table.table(results)
+
+
+def test_steps_to_an_accuracy_are_the_first():
+    run = {"steps": [10, 20, 30], "epsilon": [0.5, 0.7, 0.8], "accuracy": [0.8, 0.91, 0.90]}
+    assert convergence.reached(run, 0.9) == (20, 0.7)
+    assert convergence.reached(run, 0.95) is None
+    lines = convergence.table({"A": [run, {**run, "steps": [20, 40, 60]}]}).splitlines()
+    assert lines[2] == "| A | 30 | 0.70 | 2 of 2 do not reach it |  |"
+
+
+def test_frozen_convolutions_are_pooled_and_stay_as_they_are():
+    network = public_convolutions.network()
+    features = cifar10_frozen.frozen_features(network)
+    x = np.random.default_rng(13).random((2, 32, 32, 3)).astype(np.float32)
+    found = features(x).numpy()
+    assert found.shape == (2, 4 * (64 + 128 + 256))
+    assert not features.trainable_variables
+    np.testing.assert_allclose(features(x, training=True), found, atol=1e-4)
+    pooled = keras.Model(network.input, network.get_layer("pooled").output)(x)
+    np.testing.assert_allclose(found[:, -1024:].reshape(2, 4, 256).mean(axis=1), pooled, atol=1e-5)
+
+
+def test_public_images_are_mixed_with_their_labels():
+    x = np.stack([np.full((32, 32, 3), k / 100, np.float32) for k in range(100)] * 2)
+    mixed, labels = next(iter(public_convolutions.batches(x, np.arange(200) % 100)))
+    assert mixed.shape == (128, 32, 32, 3)
+    np.testing.assert_allclose(labels.numpy().sum(axis=1), 1, atol=1e-5)
+    means = mixed.numpy().mean(axis=(1, 2, 3))  # shifts and mirrors do not change these
+    np.testing.assert_allclose(means, labels.numpy() @ (np.arange(100) / 100), atol=1e-4)
