@@ -83,4 +83,4 @@ BASELINES = {
 }
 
 if __name__ == "__main__":
-    record.run("affairs", record.Task(load, prepare, RECIPES, linear.UNCHOSEN, BASELINES))
+    record.run("affairs", record.Task(load, prepare, RECIPES, linear.unchosen(RECIPES), BASELINES))

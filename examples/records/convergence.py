@@ -7,9 +7,10 @@ components.py. Both optimizers have the same components, lots and noise, which a
 after all steps (RDP, δ = 1e-5). `ADADP()` has its defaults; DP-SGD has the rate that
 benchmarks/methods.py found on held-out records. Test accuracy is measured every ten steps.
 
-Writes {optimizer: [{"steps", "epsilon", "accuracy"} of each seed]} and a figure beside it.
+Writes {optimizer: [{"steps", "epsilon", "accuracy"} of each seed], "settings"} and a figure.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import statistics
 
 import components
 import images
+import record
 from absl import app, flags
 
 import tf_adadp as dp
@@ -113,14 +115,18 @@ def main(argv):
     del argv
     path = pathlib.Path(flags.FLAGS.out)
     results = json.loads(path.read_text()) if path.exists() else {}
+    settings = {"epsilon": EPSILON, **dataclasses.asdict(RECIPE)}
+    if results.setdefault("settings", settings) != settings:
+        raise app.UsageError(f"{path} has runs of {results['settings']}. Give another --out.")
     projected = components.projector(images.load("mnist", flags.FLAGS.data_dir))
     for seed in range(flags.FLAGS.seeds):
         for name, optimizer in OPTIMIZERS.items():
             runs = results.setdefault(name, [])
             if seed == len(runs):
                 runs.append(curve(projected, optimizer, seed))
-                path.write_text(json.dumps(results) + "\n")
+                record.write(results, path)
                 print(name, seed, [reached(runs[-1], target) for target in TARGETS], flush=True)
+    del results["settings"]
     print(table(results))
     draw(results, path.with_suffix(".png"))
 

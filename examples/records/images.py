@@ -22,7 +22,7 @@ def task(name, recipes, **arguments):
         load=functools.partial(load, name),
         prepare=functools.partial(prepare, **arguments),
         recipes=recipes,
-        variants={**linear.UNCHOSEN, **linear.parts(recipes[3.0])},
+        variants={**linear.unchosen(recipes), **linear.parts(recipes[3.0])},
         settings={**arguments, "features": arguments["features"].__name__},
     )
 

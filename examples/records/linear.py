@@ -99,11 +99,12 @@ class Searched(record.Recipe):
     secret_time: ClassVar = True  # it tells the number of trials
 
 
-EPSILONS = (1.0, 2.0, 3.0)
-UNCHOSEN = {
-    "defaults": dict.fromkeys(EPSILONS, Defaults()),
-    "searched": dict.fromkeys(EPSILONS, Searched()),
-}
+def unchosen(recipes):
+    """Returns variants {title: recipes} for the budgets of recipes that choose nothing, or pay."""
+    return {
+        title: {epsilon: kind(delta=recipe.delta) for epsilon, recipe in recipes.items()}
+        for title, kind in (("defaults", Defaults), ("searched", Searched))
+    }
 
 
 def parts(recipe):

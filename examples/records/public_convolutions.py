@@ -4,7 +4,7 @@
 
 As in ADADP's CIFAR-10 experiment: no image of CIFAR-10 is read here. A residual network of three
 blocks is trained by SGD on shifted and mirrored images, two of which are mixed. An epoch of 20,000
-images takes 1 to 2 minutes on 2 cores. Writes convolutions.keras into the folder.
+images takes 1 to 2 minutes on 2 cores. Writes convolutions_<data>.keras into the folder.
 """
 
 import os
@@ -13,7 +13,8 @@ import pathlib
 import images
 from absl import app, flags
 
-FILE = "convolutions.keras"
+FILE = "convolutions_{}.keras"
+DATA = ["cifar100", "cifar100_20k"]  # <name>.npz in the folder, or of tensorflow-datasets
 _CLASSES, _LOT, _RATE, _DECAY = 100, 128, 0.1, 3e-4
 _STARTING = 20  # the rate rises in the first twentieth of the steps
 
@@ -86,11 +87,11 @@ def main(argv):
     )
     test = data.x_test, keras.utils.to_categorical(data.y_test, _CLASSES)
     model.fit(batches(data.x, data.y), epochs=epochs, validation_data=test, verbose=2)
-    model.save(pathlib.Path(flags.FLAGS.data_dir) / FILE)
+    model.save(pathlib.Path(flags.FLAGS.data_dir) / FILE.format(flags.FLAGS.data))
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("data_dir", os.environ.get("TF_ADADP_DATA_DIR", "."), "Folder of data.")
-    flags.DEFINE_string("data", "cifar100", "Data set: <data>.npz or of tensorflow-datasets.")
+    flags.DEFINE_enum("data", DATA[0], DATA, "Public images.")
     flags.DEFINE_integer("epochs", 45, "Epochs.", lower_bound=1)
     app.run(main)

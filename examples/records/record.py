@@ -1,8 +1,8 @@
 """Runs what the record scripts share: budgets and seeds, a file of results, baselines.
 
-ε is that of one training, for one record added or removed: of all releases of training records in
-it. Not charged are the choice of a recipe (--held_out), other trainings, and baselines, which are
-not private.
+ε is that of one training, for one record added or removed, at a public number of records: of all
+releases of training records in it. Not charged are the choice of a recipe (--held_out), other
+trainings, and baselines, which are not private.
 
 Results are rows of a JSON file: {name: {ε: {"settings", "runs"}, "baselines": {title: accuracy}}};
 a variant has the name "<name>, <variant>". A run is written when it ends, and is not run again. Run
@@ -146,7 +146,9 @@ def record(name, task, options):
             settings = {**task.settings, **dataclasses.asdict(recipes[epsilon])}
             settings = json.loads(json.dumps(settings))  # as a file has them: lists, no tuples
             found = stored.setdefault(title, {})
-            row = found.setdefault(f"{epsilon:g}", {"settings": settings, "runs": []})
+            row = found.get(f"{epsilon:g}")
+            if not row or not row["runs"]:
+                row = found[f"{epsilon:g}"] = {"settings": settings, "runs": []}
             if row["settings"] != settings:
                 raise app.UsageError(
                     f"{path} has runs of {title} at epsilon = {text} with {row['settings']}, "
@@ -157,11 +159,6 @@ def record(name, task, options):
     if not missing:
         return
 
-    def save():
-        whole = path.with_suffix(".new")
-        whole.write_text(json.dumps(stored, indent=1) + "\n")
-        os.replace(whole, path)  # so that a stop leaves a whole file
-
     split = task.load(options.data_dir)
     if options.held_out:
         split = held_out(split)
@@ -170,7 +167,7 @@ def record(name, task, options):
         if title not in baselines:
             baselines[title] = round(100 * float(baseline(split)), 2)
             print(f"{name}, {title}: {baselines[title]} %", flush=True)
-            save()
+            write(stored, path)
     train = task.prepare(split)
     for seed in range(options.seeds):
         for title, epsilon, recipe, row in missing:
@@ -185,11 +182,18 @@ def record(name, task, options):
             if not recipe.secret_time:
                 run["minutes"] = round((time.perf_counter() - start) / 60, 2)
             row["runs"].append(run)
-            save()
+            write(stored, path)
             print(f"{title}, epsilon = {epsilon:g}, seed {seed}: {run}", flush=True)
     for title, epsilon, _, row in missing:
         mean, spread = summary(row["runs"])
         print(f"{title}, epsilon = {epsilon:g}: {mean:.2f} ± {spread:.2f} %")
+
+
+def write(stored, path):
+    """Writes JSON so that a stop leaves a whole file, the old or the new one."""
+    whole = path.with_suffix(".new")
+    whole.write_text(json.dumps(stored, indent=1) + "\n")
+    os.replace(whole, path)
 
 
 def run(name, task):

@@ -80,4 +80,4 @@ BASELINES = {
 }
 
 if __name__ == "__main__":
-    record.run("reviews", record.Task(load, prepare, RECIPES, linear.UNCHOSEN, BASELINES))
+    record.run("reviews", record.Task(load, prepare, RECIPES, linear.unchosen(RECIPES), BASELINES))

@@ -78,7 +78,7 @@ def variants(results):
     parts = {}
     for key in results:
         name, _, part = key.partition(", ")
-        if name in images and part not in ("", "held out", *unchosen):
+        if name in images and part not in ("", *unchosen) and "held out" not in part:
             parts.setdefault(part, {})[name] = _private(results, key).get("3")
     heads = " | ".join(NAMES[name] for name in images)
     lines += ["", f"| ε = 3 | {heads} |", "|---|---|---|---|"]

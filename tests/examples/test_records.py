@@ -261,6 +261,34 @@ def test_a_search_is_charged_for_records_that_score_it():
         assert abs(50 * scores.std() / 4.0 - 1) < 5 / (2 * 2000) ** 0.5 + 0.01  # of rounding
 
 
+def test_a_search_scores_by_noisy_counts_and_leaves_no_other(monkeypatch):
+    seen = []
+
+    def share(count, number, sigma):
+        seen.append((count, number, sigma))
+        return count / number
+
+    monkeypatch.setattr(charged_search, "noisy_share", share)
+    split = blobs(np.random.default_rng(14), (20,))
+    plan = linear.Searched(mean_trials=2, speeds=(0.5, 1), steps=5, lot_size=100)
+
+    def classifier(shape):
+        layers = [keras.Input(shape), keras.layers.Dense(2, kernel_initializer="zeros")]
+        return dp.DPModel(keras.Sequential(layers))
+
+    best = charged_search.searched(split, classifier, plan, 3.0, seed=0)
+    law = accounting.PoissonSampling(50, 50)
+    sigma = charged_search.noise_of_trials(law, 1, plan, 3.0)
+    for count, number, used in seen:
+        assert isinstance(count, int)  # a count, whose sensitivity is 1
+        assert (number, used) == (50, sigma)
+    assert len(seen) >= 1
+    held_out = record.held_out(split, seed=1)
+    right = (best.predict(held_out.x_test, verbose=0).argmax(1) == held_out.y_test).sum()
+    assert right in [count for count, _, _ in seen]
+    assert all(float(value) == 0 for value in best.get_metrics_result().values())
+
+
 def test_copies_are_drawn_in_training_and_averaged_else():
     split = blobs(np.random.default_rng(9), (3, 4))
     layer = DrawnCopy(seed=1)
@@ -375,6 +403,8 @@ def test_variants_are_tabled_beside_their_recipe():
         "mnist, defaults": {"3": row(97.0, 97.0)},
         "mnist, pixels": {"3": row(91.0, 93.0)},
         "mnist, held out": {"3": row(10.0, 10.0)},
+        "mnist, pixels, held out": {"3": row(10.0, 10.0)},
+        "mnist, held out, defaults": {"3": row(10.0, 10.0)},
         "mnist_components": {"1.4": row(95.0, 95.0, delta=1e-4)},
     }
     unchosen, parts = table.variants(results).split("\n\n")
