@@ -188,7 +188,11 @@ record.run("digits", images.task("digits", recipes, **how))
 
 @pytest.mark.parametrize(
     ("features", "mirror", "least"),
-    [("scattering_features", False, 88), ("patch_features", True, 60)],  # 10 by guessing
+    [
+        ("scattering_features", False, 88),
+        ("patch_features", True, 60),
+        ("pixels", False, 60),
+    ],  # 10 by guessing
 )
 def test_a_record_of_digits(tmp_path, features, mirror, least):
     paths = [str(RECORDS), str(RECORDS.parent)]
@@ -422,6 +426,22 @@ def test_steps_to_an_accuracy_are_the_first():
     assert convergence.reached(run, 0.95) is None
     lines = convergence.table({"A": [run, {**run, "steps": [20, 40, 60]}]}).splitlines()
     assert lines[2] == "| A | 30 | 0.70 | 2 of 2 do not reach it |  |"
+
+
+def test_a_curve_has_the_charge_of_its_steps(monkeypatch):
+    recipe = components.Recipe(4, 20.0, lot_size=50, average=None)
+    monkeypatch.setattr(convergence, "RECIPE", recipe)
+    monkeypatch.setattr(convergence, "EVERY", 2)
+    rng = np.random.default_rng(15)
+    x = rng.random((300, 10, 10, 1)).astype(np.float32)
+    y = rng.integers(2, size=300).astype(np.int32)
+    projected = components.projector(record.Split(x, y, x, y))
+    run = convergence.curve(projected, convergence.OPTIMIZERS["DPSGD"], seed=0)
+    assert run["steps"] == [2, 4]
+    ledger, _ = projected(20.0, 0)
+    assert ledger.epsilon(1e-5) < run["epsilon"][0] < run["epsilon"][1] <= 4.0
+    assert run["epsilon"][1] > 3.9
+    assert all(0 <= accuracy <= 1 for accuracy in run["accuracy"])
 
 
 def test_frozen_convolutions_are_pooled_and_stay_as_they_are():
