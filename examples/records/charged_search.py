@@ -36,18 +36,10 @@ def searched(split, classifier, plan, epsilon, seed):
     score_law = dp.accounting.PoissonSampling(len(parts.y_test), len(parts.y_test))  # every record
     score_sigma = noise_of_trials(score_law, 1, plan, epsilon)
 
-    def optimizer(speed, l2_norm_clip):
-        return dp.DPSGD(
-            speed / l2_norm_clip,
-            momentum=0.9,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=sigma,
-            **record.averaging(plan.average),
-        )
-
     def train(choice):
         model = classifier(parts.x.shape[1:])
-        record.fit(model, plan, parts, optimizer=optimizer(**choice))
+        trial = plan.trial(**choice)
+        record.fit(model, trial, parts, optimizer=trial.optimizer(noise_multiplier=sigma))
         return model
 
     def score(model):
@@ -58,7 +50,8 @@ def searched(split, classifier, plan, epsilon, seed):
 
     planned = dp.PrivacyLedger()
     noisy = f"a count + N(0, {score_sigma:.2f}²) keeps within the same epsilon"
-    optimizer(plan.speeds[0], plan.clips[0]).charge(planned, law, plan.steps)
+    any_trial = plan.trial(plan.speeds[0], plan.clips[0])  # all cost the same
+    any_trial.optimizer(noise_multiplier=sigma).charge(planned, law, plan.steps)
     best = dp.tuning.search(
         train,
         {"speed": plan.speeds, "l2_norm_clip": plan.clips},

@@ -23,9 +23,9 @@ from absl import app, flags
 
 import tf_adadp as dp
 
-RECIPE = components.Recipe(steps=1000, pca_noise_multiplier=4.0, lot_size=2048, average=None)
+RECIPE = components.Recipe(1000, 4.0, 2048, initial_rate=None, average=None, accountant="rdp")
 EPSILON, EVERY, TARGETS = 4.0, 10, (0.90, 0.95)
-OPTIMIZERS = {"ADADP": lambda: dp.ADADP(), "DPSGD": lambda: dp.DPSGD(8.0)}  # --help loads neither
+OPTIMIZERS = {"ADADP": RECIPE.optimizer, "DPSGD": lambda: dp.DPSGD(8.0)}
 
 
 def curve(projected, optimizer, seed):
@@ -33,34 +33,23 @@ def curve(projected, optimizer, seed):
     import keras
 
     model = components.network(projected, RECIPE, seed)
-    model.compile(
-        optimizer(),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        log_raw_metrics=False,
-        steps_per_execution=EVERY,
-        target_epsilon=EPSILON,
-        target_delta=RECIPE.delta,
-    )
+    split = projected(RECIPE.pca_noise_multiplier, seed)[1]
     found = {"steps": [], "epsilon": [], "accuracy": []}
 
     class Measure(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             found["steps"].append((epoch + 1) * EVERY)
             found["epsilon"].append(round(model.epsilon(RECIPE.delta), 4))
-            found["accuracy"].append(round(logs["val_accuracy"], 4))
+            found["accuracy"].append(round(record.test_accuracy(model, split), 4))
 
-    split = projected(RECIPE.pca_noise_multiplier, seed)[1]
-    model.fit(
-        split.x,
-        split.y,
-        batch_size=RECIPE.lot_size,
-        steps_per_epoch=EVERY,
+    record.fit(
+        model,
+        RECIPE,
+        split,
+        EPSILON,
+        optimizer(),
         epochs=RECIPE.steps // EVERY,
-        validation_data=(split.x_test, split.y_test),
-        validation_batch_size=1000,
         callbacks=[Measure()],
-        verbose=0,
     )
     return found
 

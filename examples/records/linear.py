@@ -47,14 +47,15 @@ class Recipe(record.Recipe):
     accountant: str = "pld"
     delta: float = 1e-5
 
-    def optimizer(self):
-        """Returns the optimizer."""
+    def optimizer(self, **private):
+        """Returns the optimizer, with private arguments such as its noise."""
         return dp.DPSGD(
             self.learning_rate,
             momentum=self.momentum,
             l2_norm_clip=self.l2_norm_clip,
             augmentation_multiplicity=self.augmentation_multiplicity,
             **record.averaging(self.average),
+            **private,
         )
 
 
@@ -97,6 +98,12 @@ class Searched(record.Recipe):
     delta: float = 1e-5
     accountants: ClassVar = ("rdp",)  # no other bounds a search
     secret_time: ClassVar = True  # it tells the number of trials
+
+    def trial(self, speed, l2_norm_clip):
+        """Returns the `Recipe` of a trial."""
+        return Recipe(
+            self.steps, speed / l2_norm_clip, l2_norm_clip, self.lot_size, average=self.average
+        )
 
 
 def unchosen(recipes):

@@ -87,13 +87,15 @@ def averaging(momentum):
     return {} if momentum is None else {"use_ema": True, "ema_momentum": momentum}
 
 
-def fit(model, recipe, split, epsilon=None, optimizer=None):
+def fit(model, recipe, split, epsilon=None, optimizer=None, epochs=1, **arguments):
     """Compiles and trains a `DPModel` as a recipe says, on the training records of a `Split`.
 
     Args:
         epsilon: budget of all that is in the ledger of the model; None if the optimizer has its
             noise.
         optimizer: that of the recipe if None.
+        epochs: into how many the steps are divided.
+        arguments: others of `fit`, such as callbacks.
     """
     import keras
 
@@ -107,8 +109,15 @@ def fit(model, recipe, split, epsilon=None, optimizer=None):
         target_epsilon=epsilon,
         **budget,
     )
-    lot_size, steps = recipe.lot_size, recipe.steps
-    model.fit(split.x, split.y, batch_size=lot_size, steps_per_epoch=steps, verbose=0)
+    model.fit(
+        split.x,
+        split.y,
+        batch_size=recipe.lot_size,
+        steps_per_epoch=recipe.steps // epochs,
+        epochs=epochs,
+        verbose=0,
+        **arguments,
+    )
 
 
 def test_accuracy(model, split):

@@ -429,7 +429,7 @@ def test_steps_to_an_accuracy_are_the_first():
 
 
 def test_a_curve_has_the_charge_of_its_steps(monkeypatch):
-    recipe = components.Recipe(4, 20.0, lot_size=50, average=None)
+    recipe = components.Recipe(4, 20.0, lot_size=50, average=None, accountant="rdp")
     monkeypatch.setattr(convergence, "RECIPE", recipe)
     monkeypatch.setattr(convergence, "EVERY", 2)
     rng = np.random.default_rng(15)
