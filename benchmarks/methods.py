@@ -48,7 +48,7 @@ PUBLIC = 1000  # records that SADPSGD's energy is measured on
 # ε: (σ_p of the components, steps)
 CELLS = {0.5: (16.0, 150), 1.0: (10.0, 300), 2.0: (7.0, 500), 4.0: (4.0, 700)}
 LARGE_LOT, LARGE_CELLS = 2 * LOT, {2.0: (7.0, 700), 4.0: (4.0, 1000)}
-CNN_EPSILON, CNN_STEPS, CNN_SEARCH = 3.0, 1500, 200
+CNN_CELLS, CNN_SEARCH = {1.0: (None, 400), 2.0: (None, 800), 3.0: (None, 1500)}, 200
 _SGD = (1.0, 2.0, 4.0, 8.0)
 _SCHEDULE = (0.008, 0.016, 0.032, 0.064)
 
@@ -152,12 +152,11 @@ def _build():
     return models.mlp(COMPONENTS, HIDDEN, 10)
 
 
-_CNN_CELLS = {CNN_EPSILON: (None, CNN_STEPS)}
 TASKS = {
     "mnist": Task(components, _build, CELLS, tuple(METHODS)),
     "mnist_large_lots": Task(components, _build, LARGE_CELLS, LARGE, lot_size=LARGE_LOT),
-    "mnist_cnn": Task(images("mnist"), models.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
-    "fashion_cnn": Task(images("fashion_mnist"), models.tanh_cnn, _CNN_CELLS, CNN, CNN_SEARCH),
+    "mnist_cnn": Task(images("mnist"), models.tanh_cnn, CNN_CELLS, CNN, CNN_SEARCH),
+    "fashion_cnn": Task(images("fashion_mnist"), models.tanh_cnn, CNN_CELLS, CNN, CNN_SEARCH),
 }
 
 

@@ -10,7 +10,9 @@ Features are means of three blocks in the quarters of an image, those of the mir
 they are standardised and whitened by those of CIFAR-100. No image of CIFAR-10 shapes them.
 
 The recipes were chosen on 20,000 training records at ε = 3, 4,000 of them held out, with one seed
-and a network of ten epochs; rates of other ε in proportion to those of cifar10.py.
+and a network of ten epochs; rates of other ε in proportion to those of cifar10.py. With the whole
+network, on a held-out tenth at ε = 2.13, half and twice the rate, twice the steps, twice the lots
+and whitening by private components gained nothing.
 """
 
 import functools
@@ -67,6 +69,17 @@ def _ridge_regression(features):
     return model.score(features.x_test, features.y_test)
 
 
+def _softmax_regression(features):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(features.x.shape[1:]), keras.layers.Dense(_CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    model.fit(features.x, features.y, batch_size=512, epochs=15, verbose=0)
+    return record.test_accuracy(model, features)
+
+
 def main(options):
     """Runs the record on the convolutions of a public data set."""
     task = record.Task(
@@ -74,7 +87,10 @@ def main(options):
         prepare,
         RECIPES,
         linear.unchosen(RECIPES),
-        {"ridge regression, same features": _ridge_regression},
+        {
+            "ridge regression, same features": _ridge_regression,
+            "softmax regression, same features": _softmax_regression,
+        },
         {"public": options.public, "floor": _FLOOR},
     )
     record.record("cifar10_frozen", task, options)
