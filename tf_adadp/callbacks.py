@@ -124,8 +124,6 @@ class PrivacyCallback(keras.callbacks.Callback):
         self._written_steps = 0  # of the ledger, up to which the file is written
         self._writes = False  # whether this run began to write the file
         self._images = None
-        self._planned = None  # steps of this run
-        self._done = 0
         self.stopped_by_budget = False
 
     def epsilon(self) -> float:
@@ -144,7 +142,7 @@ class PrivacyCallback(keras.callbacks.Callback):
                 "earlier steps decide the cost of later ones, so their number cannot be planned. "
                 "Give the budget to the optimizer, as total_epsilon, and leave max_epsilon out."
             )
-        self._budget, self._planned, self._done = None, None, 0
+        self._budget = None
         self.stopped_by_budget = False
         self._running, self._writes = True, False
         log_dir = self.log_dir
@@ -252,13 +250,6 @@ class PrivacyCallback(keras.callbacks.Callback):
         ledger.begin_budget(budget)
         return budget
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Counts the remaining steps of the run."""
-        steps, at_once = self.params["steps"], self.model.steps_per_execution
-        # Executions are whole, so the last one of an epoch may go beyond its steps.
-        epochs_left = self.params["epochs"] - epoch
-        self._planned = self._done + epochs_left * -(-steps // at_once) * at_once
-
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Writes the next steps to the file ahead, unless it has them.
 
@@ -283,10 +274,9 @@ class PrivacyCallback(keras.callbacks.Callback):
         ahead = self.ledger_interval
         if self.model.optimizer.event_varies:
             ahead = coming
-        for limit in (self._remaining, self._planned and self._planned - self._done):
-            if limit is not None:
-                ahead = min(ahead, limit)
-        ahead = max(ahead, coming)
+        if self._remaining is not None:
+            ahead = min(ahead, self._remaining)
+        ahead = max(min(ahead, self.model.session.run.steps_left(self.model)), coming)
         self._writes = True
         self._file.write(self.model.session.announced_ledger(ahead))
         self._written_steps = steps + ahead
@@ -297,7 +287,6 @@ class PrivacyCallback(keras.callbacks.Callback):
             logs["epsilon"] = self.epsilon()
         steps = self.model.steps_per_execution
         self._seen_steps += steps
-        self._done += steps
         if self._remaining is not None:
             self._remaining -= steps
             if self._remaining < steps:
@@ -315,8 +304,9 @@ class PrivacyCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Prints a message if a budget ended training, and writes TensorBoard's last images."""
         if self.stopped_by_budget and self.params.get("verbose"):
+            taken = self.model.session.run.taken
             print_msg(
-                f"PrivacyCallback: training ended after {self._done} steps at ε = "
+                f"PrivacyCallback: training ended after {taken} steps at ε = "
                 f"{self.epsilon():.6g}; more would exceed max_epsilon={self.max_epsilon}."
             )
         if self not in self.model.session.callbacks:  # else `fit` does, after the other callbacks

@@ -172,7 +172,7 @@ class BudgetedRun(keras.callbacks.Callback):
         super().__init__()
         self._budget = budget
         self._steps_before: int | None = None  # of the ledger, before anything was restored
-        self._seen_steps = self._left = self._planned = 0
+        self._seen_steps = self._left = 0
         self.stopped_by_budget = False
         self._found: tuple[tuple, float] | None = None  # (ledger, law and steps), σ*
 
@@ -181,11 +181,10 @@ class BudgetedRun(keras.callbacks.Callback):
         optimizer, ledger = model.optimizer, model.ledger
         if self._steps_before is None:
             self._steps_before = ledger.steps
-        self._planned = model.session.run.planned_steps(model)
         if not optimizer.take_saved_noise():
             # A fit settles twice, as callbacks may restore weights in between. With "pld" a search
             # can take a minute.
-            for_what = ledger.entries, model.step_law, self._planned
+            for_what = ledger.entries, model.step_law, model.session.run.planned_steps(model)
             if self._found is None or self._found[0] != for_what:
                 self._found = (
                     for_what,
@@ -209,10 +208,11 @@ class BudgetedRun(keras.callbacks.Callback):
         self._count()
         resumed = first_epoch(model) > 0 or model.ledger.steps != self._steps_before
         # A run resumed after a crash repeats steps, and ends at the budget.
-        least = model.steps_per_execution if resumed else self._planned
+        run = model.session.run
+        planned = run.planned_steps(model)
+        least = model.steps_per_execution if resumed else planned
         if self._left < least:
-            per_epoch = model.session.run.steps_per_epoch
-            raise ValueError(self._budget.refusal(model, self._planned, self._left, per_epoch))
+            raise ValueError(self._budget.refusal(model, planned, self._left, run.steps_per_epoch))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Counts the remaining steps again if another callback charged the ledger.
@@ -223,19 +223,20 @@ class BudgetedRun(keras.callbacks.Callback):
         if self.model.ledger.steps != self._seen_steps:
             self._count()
         if self._left < self.model.steps_per_execution:
-            raise ValueError(self._budget.refusal(self.model, self._planned, self._left))
+            planned = self.model.session.run.steps_left(self.model)
+            raise ValueError(self._budget.refusal(self.model, planned, self._left))
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops training if the budget has no room for the next execution."""
         steps = self.model.steps_per_execution
         self._seen_steps += steps
         self._left -= steps
-        self._planned -= steps
-        if self._left < steps <= self._planned and not self.model.stop_training:
+        planned = self.model.session.run.steps_left(self.model)
+        if self._left < steps <= planned and not self.model.stop_training:
             self.stopped_by_budget = self.model.stop_training = True
             warnings.warn(
                 f"target_epsilon={self._budget.target_epsilon} is reached, and training stopped "
-                f"{self._planned:,} steps before its end: what was restored, or charged since, "
+                f"{planned:,} steps before its end: what was restored, or charged since, "
                 "took their place.",
                 PrivacyWarning,
                 stacklevel=2,
@@ -247,12 +248,13 @@ class BudgetedRun(keras.callbacks.Callback):
 
     def _announcement(self):
         budget, optimizer, ledger = self._budget, self.model.optimizer, self.model.ledger
+        planned = self.model.session.run.planned_steps(self.model)
         others = [f"{name}={value:.5g}" for name, value in other_noise(optimizer).items()]
         spent = ledger.epsilon(budget.target_delta, budget.accountant)
         on_top = f", on top of epsilon={spent:.5g}" if spent else ""
         beside = f", beside the given {', '.join(others)}" if others else ""
         return (
-            f"noise_multiplier={optimizer.noise_multiplier:.5g} for {self._planned:,} steps "
+            f"noise_multiplier={optimizer.noise_multiplier:.5g} for {planned:,} steps "
             f"({self.model.step_law.describe()}; these numbers are public){on_top}{beside}: "
             f"epsilon <= {budget.target_epsilon} at delta={budget.target_delta:g} "
             f"({budget.accountant})."

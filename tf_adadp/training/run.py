@@ -52,6 +52,10 @@ class Run:
         first = first_epoch(model) or self.initial_epoch
         return max(1, self.epochs - first) * self.steps_per_epoch
 
+    def steps_left(self, model: keras.Model) -> int:
+        """Returns the planned steps that were not charged yet."""
+        return self.planned_steps(model) - self.taken
+
     def record_end(
         self, model: keras.Model, callbacks: Sequence[Any], error: BaseException | None
     ) -> None:
