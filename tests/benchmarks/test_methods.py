@@ -122,5 +122,5 @@ def test_networks_on_images_are_trained_too(tiny, monkeypatch):
 
 
 def test_jobs_are_those_asked_for():
-    jobs = study.jobs(["mnist", "mnist_cnn"], ["DPSGD", "AGD"], [1.0, 3.0])
-    assert jobs == [("mnist", "DPSGD", 1.0), ("mnist", "AGD", 1.0), ("mnist_cnn", "DPSGD", 3.0)]
+    jobs = study.jobs(["mnist", "mnist_cnn"], ["DPSGD", "AGD"], [0.5, 3.0])
+    assert jobs == [("mnist", "DPSGD", 0.5), ("mnist", "AGD", 0.5), ("mnist_cnn", "DPSGD", 3.0)]
