@@ -231,12 +231,12 @@ class BudgetedRun(keras.callbacks.Callback):
         steps = self.model.steps_per_execution
         self._seen_steps += steps
         self._left -= steps
-        planned = self.model.session.run.steps_left(self.model)
-        if self._left < steps <= planned and not self.model.stop_training:
+        to_come = self.model.session.run.steps_left(self.model)
+        if self._left < steps <= to_come and not self.model.stop_training:
             self.stopped_by_budget = self.model.stop_training = True
             warnings.warn(
                 f"target_epsilon={self._budget.target_epsilon} is reached, and training stopped "
-                f"{planned:,} steps before its end: what was restored, or charged since, "
+                f"{to_come:,} steps before its end: what was restored, or charged since, "
                 "took their place.",
                 PrivacyWarning,
                 stacklevel=2,
