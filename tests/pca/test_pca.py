@@ -65,8 +65,8 @@ def slow_moment(x):
 def test_second_moment_is_that_of_a_loop_over_records():
     x = digits()[0][:300].copy()
     x[5], x[6, 2, 3], x[7, 1, 1], x[8], x[9] = 0.0, np.nan, np.inf, x[8] * 1e30, x[9] * 1e-300
-    np.testing.assert_allclose(second_moment(x), slow_moment(x), rtol=2e-7)
-    assert np.trace(second_moment(x)) == pytest.approx(297)
+    np.testing.assert_allclose(second_moment(x), slow_moment(x), rtol=2e-6)
+    assert np.trace(second_moment(x)) == pytest.approx(297, rel=2e-6)
 
 
 def test_components_without_noise_span_what_scikit_learn_finds():
@@ -76,7 +76,7 @@ def test_components_without_noise_span_what_scikit_learn_finds():
     reference.fit(x / np.linalg.norm(x, axis=1, keepdims=True))
     ours, theirs = pca.components_, reference.components_
     np.testing.assert_allclose(ours.T @ ours, theirs.T @ theirs, atol=1e-9)
-    np.testing.assert_allclose(pca.explained_variance_, reference.singular_values_**2, rtol=1e-6)
+    np.testing.assert_allclose(pca.explained_variance_, reference.singular_values_**2, rtol=2e-6)
     np.testing.assert_allclose(np.abs(np.sum(ours * theirs, axis=1)), 1.0, atol=1e-9)
     total = np.linalg.eigvalsh(second_moment(x)).sum()
     np.testing.assert_allclose(pca.explained_variance_ratio_, pca.explained_variance_ / total)
@@ -171,27 +171,29 @@ def test_no_row_is_longer_than_one_in_exact_arithmetic(row):
     length = sum(fractions.Fraction(v) ** 2 for v in unit.tolist())
     direction = np.all(np.isfinite(row)) and np.any(row)
     assert length < 1
-    assert length > 0.999999 if direction else length == 0
+    assert length > 0.999998 if direction else length == 0
 
 
 def test_the_bounds_are_reached():
     moment = [triangle(second_moment(row[None])) for row in np.eye(3)]
-    assert np.linalg.norm(moment[0]) == pytest.approx(1.0, abs=1e-6)
-    assert np.linalg.norm(moment[0] - moment[1]) == pytest.approx(math.sqrt(2.0), abs=1e-6)
+    assert np.linalg.norm(moment[0]) == pytest.approx(1.0, rel=2e-6)
+    assert np.linalg.norm(moment[0] - moment[1]) == pytest.approx(math.sqrt(2.0), rel=2e-6)
 
 
 def test_rounding_of_long_sums_stays_within_the_bound():
     rng = np.random.default_rng(0)
     x = np.abs(rng.normal(size=(200_000, 3))) ** 4  # sums of one sign, whose errors add up
     x = np.concatenate([[[0.0, 1.0, 0.0]], x])
-    with_first, without = triangle(second_moment(x)), triangle(second_moment(x[1:]))
-    # The length of rows leaves 1.2e-7.
-    assert np.linalg.norm(with_first - without) == pytest.approx(1 - 2.0**-23, abs=1e-10)
+    batches = [x[1 + i : 257 + i] for i in range(0, 200_000, 256)]  # more sums than x has blocks
+    with_first = triangle(second_moment([x[:1], *batches]))
+    without = triangle(second_moment(batches))
+    # The length of rows leaves 1.9e-6.
+    assert np.linalg.norm(with_first - without) == pytest.approx(1 - 2.0**-19, abs=1e-10)
     units = unit_rows(x)
     exactly = [
         math.fsum(units[:, i] * units[:, j]) for i, j in zip(*np.triu_indices(3), strict=True)
     ]
-    # Two units in the last place; a sum of 782 blocks without the error terms is off by seven.
+    # Two units in the last place; a sum of 782 batches without the error terms is off by seven.
     np.testing.assert_array_less(np.abs(with_first - exactly), 2 * np.spacing(with_first))
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 # Rows are normalised to this and not to 1, so that rounding cannot carry a release past its
-# sensitivity. The margin, 2⁻²³, is more than the rounding of norms (d·2⁻⁵³) and of the sum
-# of BLOCK × BLOCK products over N rows (2·N·BLOCK·2⁻⁵³): enough for two million records. It scales
-# all rows alike, which no direction feels.
-LENGTH = 1.0 - 2.0**-24
-BLOCK = 256
+# sensitivity. The margin, 2⁻¹⁹, is more than the rounding of norms (d·2⁻⁵³) and of the sum over N
+# rows of products of BLOCK rows (2·N·BLOCK·2⁻⁵³): enough for two million records. It scales all
+# rows alike, which no direction feels.
+LENGTH = 1.0 - 2.0**-20
+BLOCK = 4096  # the error terms of a block take as long as the product of some 500 rows
 
 
 def row_blocks(
