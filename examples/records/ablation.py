@@ -18,18 +18,24 @@ import mnist
 import record
 from absl import flags
 
-SCATTERING = {
-    "pixels": {"features": images.pixels},
-    "without group normalisation": {"features": images.plain_scattering_features},
-    "without public whitening": {"floor": None},
+COMMON = {"pixels": {"features": images.pixels}, "without public whitening": {"floor": None}}
+CHANGES = {
+    mnist: {
+        **COMMON,
+        "without group normalisation": {"features": images.plain_scattering_features},
+        "patches beside": {"features": images.scattering_and_patch_features},
+    },
+    fashion_mnist: {
+        **COMMON,
+        "scattering alone": {"features": images.scattering_features},
+        "patches alone": {"features": images.patch_features},
+    },
+    cifar10: {
+        **COMMON,
+        "without mirror images": {"mirror": False},
+        "mirror images by augmentation multiplicity 4": {"mirror": "copies"},
+    },
 }
-PATCHES = {
-    "pixels": {"features": images.pixels},
-    "without public whitening": {"floor": None},
-    "without mirror images": {"mirror": False},
-    "mirror images by augmentation multiplicity 4": {"mirror": "copies"},
-}
-CHANGES = {mnist: SCATTERING, fashion_mnist: SCATTERING, cifar10: PATCHES}
 
 
 def main(options):

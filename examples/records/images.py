@@ -1,7 +1,7 @@
 """Features of images that are fixed and public, and a record task of a linear classifier on them.
 
-1. Images become features of patches (patches.py) or of scattering (scattering.py). Those of an
-   image and of its mirror image are added where left and right mean nothing.
+1. Images become features of patches (patches.py), of scattering (scattering.py), or of both. Those
+   of an image and of its mirror image are added where left and right mean nothing.
 2. Features are standardised and whitened by those of images that are drawn at random. What filters
    that overlap have in common is the same for all images.
 """
@@ -53,6 +53,14 @@ def plain_scattering_features():
     from scattering import Scattering
 
     return Scattering()
+
+
+def scattering_and_patch_features():
+    """Returns a function of images to both, side by side, [n, d]."""
+    import keras
+
+    both, flatten = (scattering_features(), patch_features()), keras.layers.Flatten()
+    return lambda images: keras.ops.concatenate([flatten(find(images)) for find in both], axis=-1)
 
 
 def feature_model(public, features, floor, mirror):
@@ -126,13 +134,3 @@ def featured(images, model):
     found = images.map(functools.partial(model.predict, batch_size=200))
     print(f"features {found.x.shape}: {time.perf_counter() - start:.0f} s")
     return found
-
-
-# By ε. Those of 1 and 3 were tried on held-out records of MNIST and Fashion-MNIST, with one seed; 2
-# lies between them.
-SCATTERING_RECIPES = {
-    1.0: linear.Recipe(steps=200, learning_rate=160),
-    2.0: linear.Recipe(steps=250, learning_rate=160),
-    3.0: linear.Recipe(steps=300, learning_rate=160),
-}
-SCATTERING = {"features": scattering_features, "floor": 0.001, "mirror": False}
