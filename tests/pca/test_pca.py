@@ -22,7 +22,7 @@ import tf_adadp as dp
 from tests.helpers import crossentropy
 from tf_adadp.pca import DPPCA, PCAProjection
 from tf_adadp.pca.dppca import add_symmetric_noise, second_moment
-from tf_adadp.pca.rows import unit_rows
+from tf_adadp.pca.rows import LENGTH, unit_rows
 
 # Seeds are fixed, so these tests pass or fail for good. Over random seeds a KS test at this level
 # would raise a false alarm once in a million; the wrong scales below are rejected at 1e-12.
@@ -65,8 +65,8 @@ def slow_moment(x):
 def test_second_moment_is_that_of_a_loop_over_records():
     x = digits()[0][:300].copy()
     x[5], x[6, 2, 3], x[7, 1, 1], x[8], x[9] = 0.0, np.nan, np.inf, x[8] * 1e30, x[9] * 1e-300
-    np.testing.assert_allclose(second_moment(x), slow_moment(x), rtol=2e-6)
-    assert np.trace(second_moment(x)) == pytest.approx(297, rel=2e-6)
+    np.testing.assert_allclose(second_moment(x), LENGTH**2 * slow_moment(x), rtol=1e-12)
+    assert np.trace(second_moment(x)) == pytest.approx(297 * LENGTH**2, rel=1e-12)
 
 
 def test_components_without_noise_span_what_scikit_learn_finds():
@@ -76,7 +76,8 @@ def test_components_without_noise_span_what_scikit_learn_finds():
     reference.fit(x / np.linalg.norm(x, axis=1, keepdims=True))
     ours, theirs = pca.components_, reference.components_
     np.testing.assert_allclose(ours.T @ ours, theirs.T @ theirs, atol=1e-9)
-    np.testing.assert_allclose(pca.explained_variance_, reference.singular_values_**2, rtol=2e-6)
+    variances = (LENGTH * reference.singular_values_) ** 2
+    np.testing.assert_allclose(pca.explained_variance_, variances, rtol=1e-9)
     np.testing.assert_allclose(np.abs(np.sum(ours * theirs, axis=1)), 1.0, atol=1e-9)
     total = np.linalg.eigvalsh(second_moment(x)).sum()
     np.testing.assert_allclose(pca.explained_variance_ratio_, pca.explained_variance_ / total)
@@ -171,13 +172,15 @@ def test_no_row_is_longer_than_one_in_exact_arithmetic(row):
     length = sum(fractions.Fraction(v) ** 2 for v in unit.tolist())
     direction = np.all(np.isfinite(row)) and np.any(row)
     assert length < 1
-    assert length > 0.999998 if direction else length == 0
+    assert abs(length - fractions.Fraction(LENGTH) ** 2) < 1e-12 if direction else length == 0
 
 
 def test_the_bounds_are_reached():
     moment = [triangle(second_moment(row[None])) for row in np.eye(3)]
-    assert np.linalg.norm(moment[0]) == pytest.approx(1.0, rel=2e-6)
-    assert np.linalg.norm(moment[0] - moment[1]) == pytest.approx(math.sqrt(2.0), rel=2e-6)
+    assert np.linalg.norm(moment[0]) == pytest.approx(LENGTH**2, rel=1e-12)
+    difference = np.linalg.norm(moment[0] - moment[1])
+    assert difference == pytest.approx(math.sqrt(2.0) * LENGTH**2, rel=1e-12)
+    assert LENGTH > 0.999999
 
 
 def test_rounding_of_long_sums_stays_within_the_bound():
@@ -193,7 +196,7 @@ def test_rounding_of_long_sums_stays_within_the_bound():
     exactly = [
         math.fsum(units[:, i] * units[:, j]) for i, j in zip(*np.triu_indices(3), strict=True)
     ]
-    # Two units in the last place; a sum of 782 batches without the error terms is off by seven.
+    # Two units in the last place; a sum of 782 batches without the error terms is off by eight.
     np.testing.assert_array_less(np.abs(with_first - exactly), 2 * np.spacing(with_first))
 
 
