@@ -548,7 +548,8 @@ BAD_DATA = [
     (X[:, :1], ValueError, "n_components=2: x has 1 features"),
     (X[0], ValueError, r"x has shape \(4,\): give an array \[N, ...\]"),
     (np.float64(3), ValueError, r"x has shape \(\)"),
-    (X.tolist(), ValueError, r"batch 0 of x has shape \(4,\)"),
+    (X.tolist(), TypeError, "batch 0 of x is a list: give arrays"),
+    ([X.tolist()], TypeError, "batch 0 of x is a list: give arrays"),  # whose values tell a dtype
     (X.astype(complex), ValueError, "x has dtype complex128: give real numbers"),
     (X.astype(str), ValueError, "x has dtype <U"),
     (X.astype(object), ValueError, "x has dtype object"),
@@ -598,11 +599,21 @@ def test_bad_uses(tmp_path):
         PCAProjection(2, 4, ledger="a.json")
 
 
+def _parse_float32(row):
+    return tf.io.parse_tensor(row, tf.float32)
+
+
 def test_unbatched_images_are_no_batches():
     images = tf.data.Dataset.from_tensor_slices(np.ones((20, 6, 6), np.float32))
     pca = DPPCA(2, noise_multiplier=4.0)
     with pytest.raises(ValueError, match="batch it"):
         pca.fit(images)
+    pictures = tf.image.encode_png(np.ones((4, 3, 1), np.uint8))
+    rows = tf.io.serialize_tensor(np.ones((3, 4), np.float32))
+    for files, decode in ((pictures, tf.image.decode_png), (rows, _parse_float32)):
+        unknown = tf.data.Dataset.from_tensors(files).map(decode)  # of no known size
+        with pytest.raises(ValueError, match=r"shape \(None, None, None\)|<unknown>.*ensure_shape"):
+            pca.fit(unknown)
     assert pca.ledger.steps == 0
     assert pca.fit(images.batch(7)).n_features_in_ == 36
 

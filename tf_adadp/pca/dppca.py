@@ -157,8 +157,9 @@ class DPPCA:
         Args:
             x: an array [N, ...], or an iterable of batches [n, ...] that is passed over once: a
                 generator, a `tf.data.Dataset`, a list of arrays. The first axis of every item is
-                taken for its records: items that are single records would be released at many
-                times the sensitivity that is charged.
+                taken for its records, each of which comes once: items that are single records, or
+                `dataset.repeat(10)`, would be released at many times the sensitivity that is
+                charged.
             y: ignored.
             ledger: another `PrivacyLedger` to charge too, such as `model.ledger`. Not needed for a
                 model that contains `layer()`; merging the same release again changes nothing.

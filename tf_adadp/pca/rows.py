@@ -27,7 +27,7 @@ def row_blocks(
         width: the d that is wanted, of a fitted object; by default that of the first batch.
 
     Raises:
-        TypeError: x is neither, or a batch is a tuple or a dict.
+        TypeError: x is neither, or a batch is no array.
         ValueError: values are not real numbers, have no feature axis, no features, or not `width`.
     """
     wanted = None if width is None else f"{width}, as in fit"
@@ -65,12 +65,20 @@ def _parts(x):
     if hasattr(x, "__array__"):
         return [("x", x)]
     spec = getattr(x, "element_spec", None)
-    if getattr(spec, "shape", None) is not None and spec.shape.rank and spec.shape[0] is not None:
+    shape = getattr(spec, "shape", None)
+    if shape is not None and shape.rank != 0:
         # Unbatched images would pass for batches of their rows, at many times the sensitivity.
-        raise ValueError(
-            f"x is a dataset with elements of the fixed shape {tuple(spec.shape)}, which may be "
-            "single records: batch it, dataset.batch(256), without drop_remainder."
-        )
+        # Decoded ones may have no known shape at all.
+        if shape.rank is None or None in tuple(shape)[1:]:
+            raise ValueError(
+                f"x is a dataset with elements of shape {shape}, which may be single records of "
+                "any size: give each its shape by tf.ensure_shape, then dataset.batch(256)."
+            )
+        if shape[0] is not None:
+            raise ValueError(
+                f"x is a dataset with elements of the fixed shape {shape}, which may be single "
+                "records: batch it, dataset.batch(256), without drop_remainder."
+            )
     try:
         batches = iter(x)
     except TypeError:
@@ -81,11 +89,14 @@ def _parts(x):
 
 
 def _matrix(name, values):
+    kind = type(values).__name__
     if isinstance(values, (tuple, dict)):
         raise TypeError(
-            f"{name} is a {type(values).__name__}: give the inputs alone, for a dataset of (x, y) "
+            f"{name} is a {kind}: give the inputs alone, for a dataset of (x, y) "
             "dataset.map(lambda x, y: x)."
         )
+    if not hasattr(values, "__array__"):  # NumPy would find its dtype from its values
+        raise TypeError(f"{name} is a {kind}: give arrays [n, ...].")
     values = np.asarray(values)
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{name} has dtype {values.dtype}: give real numbers.")
