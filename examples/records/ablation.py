@@ -22,6 +22,7 @@ COMMON = {"pixels": {"features": images.pixels}, "without public whitening": {"f
 CHANGES = {
     mnist: {
         **COMMON,
+        "without straightening": {"straighten": False},
         "without group normalisation": {"features": images.plain_scattering_features},
         "patches beside": {"features": images.scattering_and_patch_features},
     },

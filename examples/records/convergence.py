@@ -33,7 +33,7 @@ def curve(projected, optimizer, seed):
     import keras
 
     model = components.network(projected, RECIPE, seed)
-    split = projected(RECIPE.pca_noise_multiplier, seed)[1]
+    split = projected(RECIPE, seed)[1]
     found = {"steps": [], "epsilon": [], "accuracy": []}
 
     class Measure(keras.callbacks.Callback):

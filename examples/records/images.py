@@ -1,7 +1,8 @@
 """Features of images that are fixed and public, and a record task of a linear classifier on them.
 
 1. Images become features of patches (patches.py), of scattering (scattering.py), or of both. Those
-   of an image and of its mirror image are added where left and right mean nothing.
+   of an image and of its mirror image are added where left and right mean nothing; handwriting is
+   straightened first (straighten.py).
 2. Features are standardised and whitened by those of images that are drawn at random. What filters
    that overlap have in common is the same for all images.
 """
@@ -63,7 +64,7 @@ def scattering_and_patch_features():
     return lambda images: keras.ops.concatenate([flatten(find(images)) for find in both], axis=-1)
 
 
-def feature_model(public, features, floor, mirror):
+def feature_model(public, features, floor, mirror, straighten=False):
     """Returns a model of images to whitened features, of length 1.
 
     Features are standardised by mean and variance of those of public images. Directions of second
@@ -76,11 +77,16 @@ def feature_model(public, features, floor, mirror):
         floor: of the whitening; None for features as they are, scaled to length 1.
         mirror: True to add features of the mirror image; "copies" to make them a second copy,
             [2, d]; False for none.
+        straighten: whether images are straightened first (straighten.py).
     """
     import keras
 
     pictures, layer = keras.Input(public.shape[1:]), features()
     views = [pictures, pictures[:, :, ::-1]] if mirror else [pictures]
+    if straighten:
+        from straighten import Straighten
+
+        views = [Straighten()(view) for view in views]
     rows = [keras.layers.Flatten()(layer(view)) for view in views]
     if mirror is True:
         rows = [rows[0] + rows[1]]
@@ -118,14 +124,15 @@ def load(name, data_dir):
     return record.Split(data.x_train, data.y_train, data.x_test, data.y_test)
 
 
-def prepare(images, *, features, floor, mirror):
-    """Returns the trainer of a linear classifier on features of a `record.Split` of images."""
+def prepare(images, **arguments):
+    """Returns the trainer of a linear classifier on features of a `record.Split` of images.
+
+    Arguments are those of `feature_model` but for public.
+    """
     from drawn_images import drawn_images
 
     public = drawn_images(_DRAWN, *images.x.shape[1:], seed=1)
-    return linear.trainer(
-        featured(images, feature_model(public, features, floor, mirror)), _CLASSES
-    )
+    return linear.trainer(featured(images, feature_model(public, **arguments)), _CLASSES)
 
 
 def featured(images, model):

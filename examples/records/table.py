@@ -19,6 +19,7 @@ NAMES = {
     "reviews": "reviews (text)",
     "affairs": "affairs (table)",
     "mnist_components": "MNIST, 60 components",
+    "mnist_components, straightened": "MNIST, 60 components, straightened",
     "cifar10_frozen": "CIFAR-10, public convolutions",
 }
 PUBLISHED = {
@@ -106,19 +107,24 @@ def _cell(row):
 
 
 def draw(results, path):
-    """Draws one panel for each data set."""
+    """Draws one panel for each data set, variants that have a title of their own in the same."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 7), layout="constrained")
     panels = figure.subplots(2, 4).flat
     for name, title in NAMES.items():
-        panel = next(panels)
+        variant = name.partition(", ")[2]
+        if not variant:
+            panel = next(panels)
         rows = _private(results, name)
         if not rows:
             continue
         means, spreads = zip(*(summary(row["runs"]) for row in rows.values()), strict=True)
         epsilons = [float(epsilon) for epsilon in rows]
-        panel.errorbar(epsilons, means, spreads, marker="o", capsize=3, label="records")
+        panel.errorbar(epsilons, means, spreads, marker="o", capsize=3, label=variant or "records")
+        if variant:
+            panel.legend(fontsize="small")
+            continue
         for label, (marker, points) in PUBLISHED.items():
             if name in points:
                 panel.plot(*points[name], marker, label=label)

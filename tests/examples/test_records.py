@@ -19,11 +19,13 @@ import public_convolutions
 import pytest
 import record
 import reviews
+import scipy.ndimage
 import scipy.signal
 import table
 from copies import DrawnCopy
 from patches import PatchFeatures, drawn_filters
 from scattering import Scattering
+from straighten import Straighten
 
 import tf_adadp as dp
 from tf_adadp import accounting
@@ -166,7 +168,37 @@ def test_filters_of_drawn_patches_find_contrasts_alone():
     np.testing.assert_array_equal(layer(np.full((1, 16, 16, 1), 0.7, np.float32)), 0)
 
 
-@pytest.mark.parametrize("layer", [PatchFeatures(8, cells=3), Scattering(1, num_angles=4)])
+def test_straightened_images_are_their_definition():
+    x = image(np.random.default_rng(7), 14)
+    rows, columns = np.mgrid[:14, :14]
+    row, column = (np.average(places, weights=x) for places in (rows, columns))
+    covariance = np.average((rows - row) * (columns - column), weights=x)
+    slant = covariance / np.average((rows - row) ** 2, weights=x)
+    down, right = rows - 6.5, columns - 6.5
+    places = [row + down, column + right + slant * down]
+    wanted = scipy.ndimage.map_coordinates(x, places, order=1, mode="grid-constant")
+    np.testing.assert_allclose(Straighten()(x[None, ..., None])[0, ..., 0], wanted, atol=2e-3)
+
+
+def test_a_slanted_stroke_becomes_upright():
+    rows, columns = np.mgrid[:20, :20]
+    upright = np.exp(-(((columns - 9.5) / 2) ** 2) - ((rows - 9.5) / 4) ** 4)
+    leaning = np.exp(-(((columns - 7.5 - 0.5 * (rows - 8)) / 2) ** 2) - ((rows - 8) / 4) ** 4)
+    found = Straighten()(np.stack([upright, leaning]).astype(np.float32)[..., None])[..., 0].numpy()
+    np.testing.assert_allclose(found[0], upright, atol=2e-3)
+    np.testing.assert_allclose(found[1], upright, atol=0.1)
+    assert np.abs(leaning - upright).max() > 0.7
+
+
+def test_images_that_have_no_slant():
+    np.testing.assert_array_equal(Straighten()(np.zeros((2, 8, 8, 1), np.float32)), 0)
+    with pytest.raises(ValueError, match="3 channels"):
+        Straighten()(np.zeros((1, 8, 8, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "layer", [PatchFeatures(8, cells=3), Scattering(1, num_angles=4), Straighten()]
+)
 def test_features_of_images_do_not_meet_and_are_those_of_a_copy(layer):
     x = np.random.default_rng(6).random((3, 12, 12, 1)).astype(np.float32)
     whole = layer(x).numpy()
@@ -181,22 +213,24 @@ DRIVER = """
 import images, record
 from linear import Recipe
 recipes = {3.0: Recipe(40, 20.0, lot_size=300, pca_noise_multiplier=8.0)}
-how = {"features": images.FEATURES, "floor": 0.001, "mirror": MIRROR}
+how = {"features": images.FEATURES, "floor": 0.001, "mirror": MIRROR, "straighten": STRAIGHTEN}
 record.run("digits", images.task("digits", recipes, **how))
 """
 
 
 @pytest.mark.parametrize(
-    ("features", "mirror", "least"),
+    ("features", "mirror", "straighten", "least"),
     [
-        ("scattering_features", False, 88),
-        ("patch_features", True, 60),
-        ("pixels", False, 60),
+        ("scattering_features", False, False, 88),
+        ("scattering_features", False, True, 88),
+        ("patch_features", True, False, 60),
+        ("pixels", False, False, 60),
     ],  # 10 by guessing
 )
-def test_a_record_of_digits(tmp_path, features, mirror, least):
+def test_a_record_of_digits(tmp_path, features, mirror, straighten, least):
     paths = [str(RECORDS), str(RECORDS.parent)]
     driver = DRIVER.replace("FEATURES", features).replace("MIRROR", str(mirror))
+    driver = driver.replace("STRAIGHTEN", str(straighten))
     code = f"import sys; sys.path[:0] = {paths!r}; sys.argv[0] = 'record'\n{driver}"
     out = tmp_path / "records.json"
     command = [sys.executable, "-c", code, "--epsilons=3", "--seeds=2", f"--out={out}"]
@@ -337,10 +371,11 @@ def test_the_network_of_the_papers_is_charged_its_components():
     x = rng.random((300, 10, 10, 1)).astype(np.float32)
     y = rng.integers(2, size=300).astype(np.int32)
     train = components.prepare(record.Split(x, y, x, y))
-    recipe = components.Recipe(3, 20.0, lot_size=50, delta=1e-4)
-    model, _ = train(recipe, 3.0, seed=0)
-    assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "ADADP"]
-    assert 2.9 < model.epsilon(1e-4, accountant="pld") <= 3.0
+    for straighten in (False, True):
+        recipe = components.Recipe(3, 20.0, lot_size=50, delta=1e-4, straighten=straighten)
+        model, _ = train(recipe, 3.0, seed=0)
+        assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "ADADP"]
+        assert 2.9 < model.epsilon(1e-4, accountant="pld") <= 3.0
 
 
 def test_images_that_scattering_would_cut_are_refused():
@@ -438,7 +473,7 @@ def test_a_curve_has_the_charge_of_its_steps(monkeypatch):
     projected = components.projector(record.Split(x, y, x, y))
     run = convergence.curve(projected, convergence.OPTIMIZERS["DPSGD"], seed=0)
     assert run["steps"] == [2, 4]
-    ledger, _ = projected(20.0, 0)
+    ledger, _ = projected(recipe, 0)
     assert ledger.epsilon(1e-5) < run["epsilon"][0] < run["epsilon"][1] <= 4.0
     assert run["epsilon"][1] > 3.9
     assert all(0 <= accuracy <= 1 for accuracy in run["accuracy"])
