@@ -16,7 +16,7 @@ def tiny(monkeypatch):
     """120 records of 100 features, 5 components, 4 steps."""
     rng = np.random.default_rng(0)
 
-    def arrays(name="mnist"):
+    def arrays(name, shape):
         y = rng.integers(0, 10, 400).astype(np.int32)
         x = rng.random((400, 100)).astype(np.float32)
         x[np.arange(400), y] += 5.0
@@ -102,20 +102,21 @@ def test_a_job_searches_on_held_out_data_and_spends_the_budget(tiny, monkeypatch
     assert "mnist, ε = 1" in text
 
 
-def test_networks_on_images_are_trained_too(tiny, monkeypatch):
-    def arrays(name):
+@pytest.mark.parametrize("name", ["fashion_cnn", "cifar10_small"])
+def test_networks_on_images_are_trained_too(tiny, monkeypatch, name):
+    def arrays(name, shape, side):
         rng = np.random.default_rng(0)
         y = rng.integers(0, 10, 90).astype(np.int32)
-        x = rng.random((90, 28, 28)).astype(np.float32)
+        x = rng.random((90, *shape)).astype(np.float32)
         return x[:70], y[:70], x[70:], y[70:]
 
     monkeypatch.setattr(study, "arrays", arrays)
-    task = study.TASKS["fashion_cnn"]
+    task = study.TASKS[name]
     task = dataclasses.replace(task, cells={3.0: (None, 50)}, search_steps=20, lot_size=50)
     monkeypatch.setattr(study.study, "search", among)
-    monkeypatch.setitem(study.TASKS, "fashion_cnn", task)
+    monkeypatch.setitem(study.TASKS, name, task)
     monkeypatch.setitem(study.METHODS, "DPSGD", study.Method(dp.DPSGD, (1.0,)))
-    row = study.run_job(("fashion_cnn", "DPSGD", 3.0))
+    row = study.run_job((name, "DPSGD", 3.0))
     assert row["steps"] == 50
     assert row["components_noise_multiplier"] is None
     assert 2.98 < row["charged_epsilon"] <= 3.0
