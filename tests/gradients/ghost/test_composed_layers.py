@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import math
 
 import keras
 import numpy as np
@@ -205,6 +206,41 @@ def test_recurrent_layers_are_followed(name):
     make, shape, operations = RECURRENT[name]
     trace = check(*around(make(), shape))
     assert collections.Counter(operations_of(trace)) == operations
+
+
+def masked(layer):
+    """A model of sequences of tokens that a layer reads with their mask, and three of them."""
+    x = keras.Input((5,), dtype="int32")
+    h = keras.tree.flatten(layer(L.Embedding(7, 2, mask_zero=True)(x)))
+    rows = [keras.ops.reshape(a, (-1, math.prod(a.shape[1:]))) for a in h]
+    return keras.Model(x, keras.ops.concatenate(rows, axis=1)), np.array(
+        [[1, 2, 3, 0, 0], [4, 0, 5, 6, 0], [6, 5, 4, 3, 2]], np.int32
+    )
+
+
+MASKED = {
+    "lstm": lambda: L.Bidirectional(L.LSTM(3, return_sequences=True)),
+    "gru, a sum": lambda: L.Bidirectional(L.GRU(3, return_sequences=True), merge_mode="sum"),
+    "simple, both": lambda: L.Bidirectional(L.SimpleRNN(3, return_sequences=True), merge_mode=None),
+    "the last of a loop": lambda: L.Bidirectional(L.LSTM(3)),
+    "backwards": lambda: L.GRU(3, return_sequences=True, go_backwards=True),
+    "backwards, zeros": lambda: L.RNN(
+        L.StackedRNNCells([L.GRUCell(3), L.LSTMCell(2)]),
+        return_sequences=True,
+        go_backwards=True,
+        zero_output_for_mask=True,
+    ),
+    "as the user has it": lambda: L.Bidirectional(
+        L.SimpleRNN(3, return_sequences=True, unroll=True)
+    ),
+}
+
+
+@pytest.mark.representative(1)
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_sequences_are_read_as_by_the_layer(name):
+    """The operations of a mask are others when steps are written out."""
+    check(*masked(MASKED[name]()))
 
 
 @pytest.mark.representative(1)

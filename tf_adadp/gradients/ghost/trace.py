@@ -19,7 +19,7 @@ from tf_adadp.gradients import forms
 from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_graph import read_by
 from tf_adadp.gradients.example_loss import ExampleLoss
-from tf_adadp.gradients.ghost import chains, penalties, weights
+from tf_adadp.gradients.ghost import chains, penalties, recurrent, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
 from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
 from tf_adadp.gradients.mapped import traced_map
@@ -427,7 +427,7 @@ def _without_loop(layer, args):
         by_keras = all(map(_is_from_keras, layers_of(layer)))
         reason = f"the layer {layer.name!r} loops"
         raise CannotFollow(reason, layer, unknown=True, by_keras=by_keras)
-    return replaced(layer, unroll=True)
+    return recurrent.written_out(layer)
 
 
 def _is_from_keras(layer):
