@@ -271,7 +271,16 @@ class _BatchMean(keras.losses.Loss):
 
 @pytest.mark.parametrize("loss", [_mean_error, _BatchMean()])
 def test_losses_that_reduce_the_batch(loss):
-    refused(private_model(loss=loss), "reduces the batch axis")
+    refused(private_model(loss=loss), "reduces the batch axis.*leave the reduction to Keras")
+
+
+def test_outputs_without_an_axis_for_the_loss():
+    x = keras.Input((3,))
+    numbers = keras.Model(x, keras.ops.squeeze(keras.layers.Dense(1)(x), -1))
+    private = dp.DPModel(numbers)
+    private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), "mse", log_raw_metrics=False)
+    with pytest.raises(ValueError, match=r"return \[batch, 1\] instead of \[batch\]"):
+        private.fit(np.ones((8, 3)), np.ones(8), batch_size=4, verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,19 @@ def test_a_restored_run_keeps_its_multiplier_and_ends_at_the_target(tmp_path):
     assert 1.99 <= again.epsilon(DELTA) <= 2.0
 
 
+def test_a_fit_after_a_restored_one_begins_at_its_own_first_epoch(tmp_path):
+    """BackupAndRestore leaves the epoch that it restored on the model."""
+    first, again = (keras.callbacks.BackupAndRestore(tmp_path / "backup") for _ in range(2))
+    with pytest.raises(InterruptedError):
+        fit(make(), epochs=4, callbacks=[first, Crash(13)])
+    model = make()
+    assert fit(model, epochs=4, callbacks=[again]).epoch == [2, 3]
+    make(target_epsilon=3.0, model=model)
+    assert fit(model, epochs=2).epoch == [0, 1]
+    assert model.ledger.steps == 20 + 10
+    assert 2.98 <= model.epsilon(DELTA) <= 3.0
+
+
 @pytest.mark.parametrize("way", ["model", "weights", "checkpoint"])
 def test_the_multiplier_is_saved(tmp_path, way):
     model = make(steps_per_execution=5)

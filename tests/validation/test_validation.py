@@ -236,11 +236,31 @@ def test_a_private_step_would_leave_a_spectral_norm_behind():
 
 
 def test_training_methods_of_its_own():
-    cls = type("Own", (InModel,), dict.fromkeys(("train_step", "compute_loss"), lambda self: 0))
-    report = dp.validate(cls())
-    assert [p.what.split(",")[0] for p in report.errors] == [
-        "overrides train_step", "overrides compute_loss",
-    ]  # fmt: skip
+    names = ("train_step", "compute_loss", "test_step", "compute_metrics", "predict_step")
+    report = dp.validate(type("Own", (InModel,), dict.fromkeys(names, lambda self: 0))())
+    found = [(p.what, p.severity) for p in report if p.where == "Own"]
+    severities = ["error", "error", "warning", "warning", "warning"]
+    assert found == [
+        (f"overrides {name}, which a DPModel does not call", severity)
+        for name, severity in zip(names, severities, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["test_step", "compute_metrics", "predict_step"])
+def test_methods_of_evaluation_of_its_own_are_announced(name):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = L.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    setattr(Own, name, lambda self, *args, **kwargs: {"mine": 1.0})
+    private = dp.DPModel(Own())
+    private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), "mse", log_raw_metrics=False)
+    with pytest.warns(UserWarning, match=f"Own overrides {name}.*`.model`"):
+        private.fit(np.ones((8, 4), np.float32), np.ones((8, 3)), batch_size=4, verbose=0)
 
 
 def test_a_shared_seed_generator():

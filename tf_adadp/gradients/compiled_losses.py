@@ -79,6 +79,15 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
         y, y_pred: structures of KerasTensors with batch size `PROBE_BATCH`.
     """
     problems = []
+    fix = (
+        "Return one value per example (shape [batch, ...]) from `call` and leave the reduction to "
+        "Keras."
+    )
+    if any(len(output.shape) == 1 for output in keras.tree.flatten(y_pred)):
+        fix = (
+            "Let the model return [batch, 1] instead of [batch], and give labels of that shape: "
+            "losses of Keras take the mean over the last axis."
+        )
 
     def check(single, call):
         values = call()
@@ -88,8 +97,7 @@ def batch_reductions(loss: CompileLoss, y: Any, y_pred: Any) -> list[Problem]:
                     f"The loss {single.name!r}",
                     f"returns shape {tuple(values.shape)} for a batch of {PROBE_BATCH}: it "
                     "reduces the batch axis, so the loss of one example depends on the others",
-                    "Return one value per example (shape [batch, ...]) from `call` and leave "
-                    "the reduction to Keras.",
+                    fix,
                 )
             )
         return values

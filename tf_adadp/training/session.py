@@ -35,7 +35,7 @@ from tf_adadp.training.preparation import (
 )
 from tf_adadp.training.run import Run
 from tf_adadp.training.step import LotStep
-from tf_adadp.utils.keras_compat import compile_loss_of
+from tf_adadp.utils.keras_compat import compile_loss_of, set_first_epoch
 
 _RAW_METRICS = (
     "Training loss and metrics in the logs come from raw records, and no ε covers them. "
@@ -151,6 +151,7 @@ class Session:
         # Executions are whole, so the last one of an epoch may take lots beyond steps_per_epoch.
         of_epoch = math.ceil(steps_per_epoch / at_once) * at_once
         run.epochs, run.initial_epoch, run.steps_per_epoch = epochs, initial_epoch, of_epoch
+        set_first_epoch(self._model, 0)  # that of an earlier fit, which a callback restored
         budgeted = []
         if self.compiled.budget is not None:
             budgeted = [BudgetedRun(self.compiled.budget)]

@@ -22,6 +22,17 @@ _GIVEN_STATE = {
     keras.layers.IntegerLookup: (lambda x: has_given_vocabulary(x), "vocabulary"),
     keras.layers.TextVectorization: (lambda x: has_given_vocabulary(x), "vocabulary"),
 }
+_LOSS = "Give the loss to compile, or add losses that depend on the data with `add_loss`."
+_METRICS = "Give the metrics to compile, or compile `.model` and call its `evaluate`."
+_PREDICTION = "Do it in `call`, or call `predict` of `.model`."
+# Per method of Keras's models that a DPModel does not call: advice and severity.
+_NOT_CALLED = {
+    "train_step": (_LOSS, "error"),
+    "compute_loss": (_LOSS, "error"),
+    "test_step": (_METRICS, "warning"),
+    "compute_metrics": (_METRICS, "warning"),
+    "predict_step": (_PREDICTION, "warning"),
+}
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 
 
@@ -90,14 +101,11 @@ def _problems_of(layer):
 
 
 def override_problems(model: keras.Model) -> Iterator[Problem]:
-    """Yields a `Problem` for every training method of a model that a DPModel does not call."""
-    for name in ("train_step", "compute_loss"):
+    """Yields a `Problem` for every method of its own of a model that a DPModel does not call."""
+    for name, (fix, severity) in _NOT_CALLED.items():
         if getattr(type(model), name) is not getattr(keras.Model, name):
-            yield Problem(
-                type(model).__name__,
-                f"overrides {name}, which a DPModel does not call",
-                "Give the loss to compile, or add losses that depend on the data with `add_loss`.",
-            )
+            what = f"overrides {name}, which a DPModel does not call"
+            yield Problem(type(model).__name__, what, fix, severity)
 
 
 def check_overrides(model: keras.Model) -> None:

@@ -16,7 +16,7 @@ from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import Obstacle
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
 from tf_adadp.utils.problems import Problem
-from tf_adadp.validation.layers import adapter_problems
+from tf_adadp.validation.layers import adapter_problems, override_problems
 
 _LENGTH = 8  # of axes of unknown size
 _ALONE = "in private training every example is worked on alone, as a batch of one"
@@ -121,7 +121,7 @@ def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem
 def warn_of_mixing(
     model: keras.Model, plan: ghost.GradientPlan, loss: CompileLoss | None, spec: Any, y_pred: Any
 ) -> None:
-    """Warns, before training, where a model may train differently than without privacy.
+    """Warns, before training, where a model may do otherwise than without privacy.
 
     Args:
         model: a built `keras.Model`.
@@ -136,6 +136,7 @@ def warn_of_mixing(
         obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
     losses = [] if loss is None else loss_obstacles(loss, spec[1], y_pred)
     for problem in (
+        *override_problems(model),
         *adapter_problems(model),
         *dropped_problems(model, plan.dropped),
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),
