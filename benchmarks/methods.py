@@ -1,7 +1,7 @@
 """Compares all methods of the papers at equal ε, on MNIST behind 60 private components.
 
     TF_ADADP_DATA_DIR=<folder with mnist.npz> python -m benchmarks.methods --workers=2
-    TF_ADADP_DATA_DIR=<folder> python -m benchmarks.methods --tasks=mnist_cnn,fashion_cnn
+    TF_ADADP_DATA_DIR=<folder> python -m benchmarks.methods --tasks=mnist_cnn,cifar10_small
 
 "mnist" is the network of Abadi et al. 2016 and of ADADP and AdaCliP: DPPCA to 60 components, 1,000
 ReLU units, 10 classes. For each ε (δ = 1e-5, RDP, Poisson lots, add or remove one record) all

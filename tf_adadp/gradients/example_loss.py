@@ -16,12 +16,13 @@ from tf_adadp.gradients.compiled_losses import each_alone
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_rows, present_leaves
-from tf_adadp.gradients.patching import replaced
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     call_arguments,
+    get_keras_logits,
     get_keras_mask,
     seed_generators,
+    set_keras_logits,
     set_keras_mask,
 )
 
@@ -52,9 +53,9 @@ class ExampleLoss:
         self._loss = None if loss is None else each_alone(loss)
         self._call_arguments = call_arguments(model, training)
         self._num_weight_losses = sum(v.regularizer is not None for v in model.trainable_weights)
-        states = {id(generator.state) for _, generator in seed_generators(model)}
+        self._seed_ids = {id(generator.state) for _, generator in seed_generators(model)}
         self._seed_slots = [
-            i for i, v in enumerate(self._non_trainable_variables) if id(v) in states
+            i for i, v in enumerate(self._non_trainable_variables) if id(v) in self._seed_ids
         ]
 
     @property
@@ -146,30 +147,25 @@ class ExampleLoss:
         non_trainable = list(non_trainable)
         for slot, index in enumerate(self._seed_slots):
             non_trainable[index] = seeds[slot]
-        # The non-trainable values that come back are dropped: they were made from raw data.
+        mapping = [
+            *zip(self.trainable_variables, trainable, strict=True),
+            *zip(self._non_trainable_variables, non_trainable, strict=True),
+        ]
         with (
             no_index_stops(),
             split_groups(),
-            replaced(self.model, call=self._noting_writes(self.model.call)),
+            # What layers write into it is dropped: it was made from raw data.
+            keras.StatelessScope(state_mapping=mapping, collect_losses=True),
         ):
-            y_pred, _, layer_losses = self.model.stateless_call(
-                trainable, non_trainable, x, return_losses=True, **self._call_arguments
-            )
-        # Keras lists the regularisers of weights last.
-        return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
-
-    def _noting_writes(self, call):
-        """Returns the model's `call`, noting in `written` the variables that its layers write."""
-        kept = [v for i, v in enumerate(self._non_trainable_variables) if i not in self._seed_slots]
-
-        def noting(*args, **kwargs):
-            before = [(v, v.value) for v in (*self.trainable_variables, *kept)]
-            outputs = call(*args, **kwargs)
+            before = [(v, v.value) for v, _ in mapping if id(v) not in self._seed_ids]
+            # Not `stateless_call`, which leaves out what a call does around `call`: the training
+            # mode that inner layers are in, the model's casts, masks, and activity regulariser.
+            y_pred = self.model(x, **self._call_arguments)
             new = (v.path for v, value in before if v.value is not value)
             self.written = tuple(dict.fromkeys([*self.written, *new]))
-            return outputs
-
-        return noting
+            layer_losses = self.model.losses
+        # Keras lists the regularisers of weights last.
+        return y_pred, layer_losses[: len(layer_losses) - self._num_weight_losses]
 
     def losses(
         self,
@@ -184,8 +180,7 @@ class ExampleLoss:
         """
         if self._loss is None:
             return tf.zeros([batch_size])
-        masks = [None if t is None else get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
-        present, packed = present_leaves((y, y_pred, sample_weight, masks))
+        present, packed = present_leaves((y, y_pred, sample_weight, *notes_of(y_pred)))
         return map_rows(
             lambda row: self._batch_of_one(*packed([t[None] for t in row])),
             present,
@@ -193,35 +188,66 @@ class ExampleLoss:
         )
 
     def loss_and_gradients(
-        self, y: Any, y_pred: Any, masks: Sequence, sample_weight: Any, scale: float
+        self,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        masks: Sequence,
+        logits: Sequence,
+        scale: float,
     ) -> tuple[tf.Tensor, list]:
         """Returns the compiled loss of one example and its gradients.
 
         Args:
             y, y_pred, sample_weight: as in `losses`, of one example, without its axis.
-            masks: the Keras mask of each leaf of y_pred, or None.
+            masks, logits: `notes_of(y_pred)`.
             scale: factor on the loss of which the gradients are taken.
 
         Returns:
-            `(loss, gradients)`: float32, and ∂(scale·ℓ)/∂(leaf) per leaf of y_pred of floats.
+            `(loss, gradients)`: float32, and ∂(scale·ℓ)/∂(leaf) per leaf of floats of y_pred, then
+            per leaf of logits.
         """
-        y, y_pred, sample_weight, masks = tf.nest.map_structure(
-            lambda t: None if t is None else t[None], (y, y_pred, sample_weight, list(masks))
+        y, y_pred, sample_weight, masks, logits = tf.nest.map_structure(
+            lambda t: None if t is None else t[None],
+            (y, y_pred, sample_weight, list(masks), list(logits)),
         )
-        leaves = [t for t in tf.nest.flatten(y_pred) if t.dtype.is_floating]
-        loss = self._batch_of_one(y, y_pred, sample_weight, masks)
+        leaves = [t for t in tf.nest.flatten((y_pred, logits)) if _is_floating(t)]
+        loss = self._batch_of_one(y, y_pred, sample_weight, masks, logits)
         # No tape: it would record nothing inside of `tf.init_scope`.
         found = tf.gradients(scale * loss, leaves, unconnected_gradients="zero")
         return loss, [tf.convert_to_tensor(g)[0] for g in found]
 
-    def _batch_of_one(self, y, y_pred, sample_weight, masks=()):
+    def _batch_of_one(self, y, y_pred, sample_weight, masks=(), logits=()):
         """Returns the compiled losses of a batch of one, float32."""
-        for leaf, mask in zip(tf.nest.flatten(y_pred), masks, strict=False):
-            if mask is not None:
-                set_keras_mask(leaf, mask)
+        note(y_pred, masks, logits)
         if self._loss is None:
             return tf.zeros([], tf.float32)
         return tf.cast(self._loss(y, y_pred, sample_weight), tf.float32)
+
+
+def notes_of(outputs: Any) -> tuple[list, list]:
+    """Returns what Keras keeps with tensors, for losses: masks and logits of each leaf, or None.
+
+    Losses read the logits in the place of a softmax or sigmoid, whose gradient would vanish.
+    """
+    leaves = tf.nest.flatten(outputs)
+    return [
+        [None if t is None else get(t) for t in leaves]
+        for get in (get_keras_mask, get_keras_logits)
+    ]
+
+
+def note(outputs: Any, masks: Sequence, logits: Sequence) -> None:
+    """Keeps masks and logits with the leaves of outputs, as `notes_of` returned them."""
+    leaves = tf.nest.flatten(outputs)
+    for values, keep in ((masks, set_keras_mask), (logits, set_keras_logits)):
+        for leaf, value in zip(leaves, values, strict=False):
+            if value is not None:
+                keep(leaf, value)
+
+
+def _is_floating(tensor):
+    return tensor is not None and tensor.dtype.is_floating
 
 
 def weight_regularization(model: keras.Model) -> tf.Tensor | None:

@@ -67,6 +67,7 @@ __all__ = [
     "gen_math_ops",
     "gen_nn_ops",
     "get_data_adapter",
+    "get_keras_logits",
     "get_keras_mask",
     "has_given_vocabulary",
     "inbound_nodes",
@@ -89,10 +90,12 @@ __all__ = [
     "saves_legacy_format",
     "seed_generators",
     "set_first_epoch",
+    "set_keras_logits",
     "set_keras_mask",
     "set_name_counts",
     "shallow_copy",
     "trained_variables",
+    "training_of_call",
     "uncompiled",
     "unscale_loss_for_distribution",
     "user_loss",
@@ -184,6 +187,21 @@ def is_part_of_keras(function: object, part: str) -> bool:
 def call_arguments(model: keras.Model, training: bool) -> dict[str, bool]:
     """Returns {"training": training} for a model whose `call` takes it, else nothing."""
     return {"training": training} if model._call_has_training_arg else {}
+
+
+def training_of_call() -> bool | None:
+    """Returns the training mode that a layer which is being called hands on to inner layers."""
+    return getattr(global_state.get_global_attribute("current_call_ctx"), "training", None)
+
+
+def get_keras_logits(tensor: object) -> object | None:
+    """Returns the logits of which a tensor is the softmax or sigmoid, as losses read them."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_keras_logits(tensor: object, logits: object) -> None:
+    """Keeps with a tensor the logits that losses read in its place."""
+    tensor._keras_logits = logits
 
 
 def functional_inputs(model: keras.Model) -> object | None:

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_adadp.clipping.row_gradients import Rows
+from tf_adadp.gradients.example_loss import note, notes_of
 from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
@@ -13,7 +14,13 @@ from tf_adadp.gradients.mapped import traced_map
 from tf_adadp.gradients.proof.follow import Follower
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
-from tf_adadp.utils.keras_compat import layers_of, seed_generators
+from tf_adadp.utils.keras_compat import (
+    get_keras_mask,
+    layers_of,
+    seed_generators,
+    set_keras_mask,
+    training_of_call,
+)
 
 ATTENTION = tuple(
     getattr(keras.layers, name)
@@ -38,6 +45,7 @@ class AloneCall:
     Attributes:
         layer: the layer.
         outputs: list of tensors; their gradients are those of the weights' row gradients.
+        operation: that of the map.
     """
 
     def __init__(self, layer, call, variables, args, kwargs, follower: Follower):
@@ -65,7 +73,11 @@ class AloneCall:
                     [rows, 2], base, minval=None, maxval=None, dtype=tf.uint32
                 )
             )
-        self._elements = [self._flat[i] for i in self._places], seeds
+        examples = [self._flat[i] for i in self._places]
+        masks = [m if m is not None and _is_rows(m, follower) else None
+                 for m in map(get_keras_mask, examples)]  # fmt: skip
+        self._elements = examples, masks, seeds
+        self._training = training_of_call()
         # Also those that are not trained: an inner scope does not have the values of an outer one.
         others = {id(v) for v in (*trainable, *self._states)}
         self._others = [(v, v.value) for v in layer.variables if id(v) not in others]
@@ -81,10 +93,10 @@ class AloneCall:
         @tf.custom_gradient
         def run(*inputs):
             del inputs
-            found = forward()
+            *found, self._masks = forward()
             flat = tf.nest.flatten(found)
-            self._op = flat[0].op
-            self._follower.trust(self._op)
+            self.operation = flat[0].op
+            self._follower.trust(self.operation)
             self._packed = found
 
             def backward(*upstream):
@@ -95,12 +107,15 @@ class AloneCall:
         flat = run(*inputs)
         self._check_weights()
         self.outputs = list(flat)
-        return tf.nest.pack_sequence_as(self._packed, list(flat))
+        outputs, logits = tf.nest.pack_sequence_as(self._packed, list(flat))
+        notes = iter([*self._masks, *logits])
+        note(outputs, *[[next(notes) if there else None for there in row] for row in self._noted])
+        return outputs
 
     def _check_weights(self):
         """Refuses weights that are not the layer's: their gradient would be lost."""
         self._follower.advance(tf.compat.v1.get_default_graph().get_operations())
-        given = [self._follower.of(t) for t in self._op.inputs]
+        given = [self._follower.of(t) for t in self.operation.inputs]
         used = set().union(*(v.weights for v in given if isinstance(v, Public)))
         if not used <= set(self._numbers):
             raise CannotMap(f"the layer {self.layer.name!r} is called with a weight of another one")
@@ -114,11 +129,13 @@ class AloneCall:
         ):
             yield number, Rows(with_shape(rows, [None, *variable.shape]))
 
-    def _one(self, call, tensors, seeds, values=None):
-        """Returns the output for one example, without its axis."""
+    def _one(self, call, tensors, masks, seeds, values=None):
+        """Returns output, its logits and its masks for one example, without its axis."""
         flat = list(self._flat)
-        for i, t in zip(self._places, tensors, strict=True):
+        for i, t, mask in zip(self._places, tensors, masks, strict=True):
             flat[i] = t[None]
+            if mask is not None:
+                set_keras_mask(flat[i], mask[None])
         args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
         mapping = [*self._others, *zip(self._states, seeds, strict=True)]
         mapping += zip(self._variables, values or self._values, strict=True)
@@ -133,7 +150,10 @@ class AloneCall:
         leaves = tf.nest.flatten(outputs)
         if not all(tf.is_tensor(t) for t in leaves):
             raise CannotMap(f"the layer {self.layer.name!r} returns something else than tensors")
-        return tf.nest.map_structure(lambda t: tf.squeeze(t, 0), outputs)
+        masks, logits = notes_of(outputs)
+        self._noted = [[t is not None for t in notes] for notes in (masks, logits)]
+        present = [[t for t in notes if t is not None] for notes in (logits, masks)]
+        return tf.nest.map_structure(lambda t: tf.squeeze(t, 0), (outputs, *present))
 
     def _vjp(self, upstream):
         """Returns `(gradients of floating inputs, gradients of the weights)`, one call for both."""
@@ -142,13 +162,15 @@ class AloneCall:
         return self._gradients
 
     def _made_vjp(self, upstream):
-        tensors, seeds = self._elements
+        tensors, masks, seeds = self._elements
         floating = [i for i, t in enumerate(tensors) if t.dtype.is_floating]
 
-        def one_example(tensors, seeds, upstream):
+        def one_example(tensors, masks, seeds, upstream):
             values = [tf.identity(v) for v in self._values]
-            # Not `call`: outside of the model's pass nothing else casts weights.
-            found = self._one(self.layer, tensors, seeds, values)
+            # Not `call`: outside of the model's pass nothing else casts weights, and says whether
+            # layers inside train.
+            call = functools.partial(self.layer, training=self._training)
+            found = self._one(call, tensors, masks, seeds, values)[:2]
             # No tape: it would record nothing inside of `tf.init_scope`.
             back = tf.gradients(
                 [t for t in tf.nest.flatten(found) if t.dtype.is_floating],
@@ -164,8 +186,8 @@ class AloneCall:
             [tf.TensorSpec(tensors[i].shape[1:], tensors[i].dtype) for i in floating],
             [tf.TensorSpec(v.shape, tf.float32) for v in self._variables],
         )
-        upstream = [d for d in upstream if d.dtype.is_floating]
-        found = traced_map(one_example, (tensors, seeds, upstream), signature)[0]()
+        upstream = [d for d in upstream if d is not None and d.dtype.is_floating]
+        found = traced_map(one_example, (tensors, masks, seeds, upstream), signature)[0]()
         leaves = tf.nest.flatten(found)
         if leaves:
             self._follower.trust(leaves[0].op)

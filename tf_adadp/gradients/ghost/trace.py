@@ -18,7 +18,7 @@ from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients import forms
 from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_graph import read_by
-from tf_adadp.gradients.example_loss import ExampleLoss
+from tf_adadp.gradients.example_loss import ExampleLoss, notes_of
 from tf_adadp.gradients.ghost import chains, penalties, recurrent, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
 from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
@@ -224,15 +224,10 @@ class Trace:
         self._layers = self._layers_of_operations(operations)
         follower.advance(operations)
         batch_size = tf.shape(tf.nest.flatten(x)[0])[0]
-        ys, upstream = [], []
         predictions = [t for t in tf.nest.flatten(y_pred) if tf.is_tensor(t)]
         for tensor in predictions:
             self._check(tensor, "the model's output")
-        losses, gradients = self._losses(y, y_pred, sample_weight, batch_size)
-        for tensor, gradient in zip(predictions, gradients, strict=True):
-            if gradient is not None:
-                ys.append(tensor)
-                upstream.append(gradient)
+        losses, ys, upstream = self._losses(y, y_pred, sample_weight, batch_size)
         try:
             added = [penalties.per_example(t, tf.ones([batch_size]), follower)
                      for t in layer_losses]  # fmt: skip
@@ -247,7 +242,8 @@ class Trace:
             ys = [t for t in predictions if t.dtype.is_floating]
             upstream = [tf.zeros_like(t) for t in ys]
         losses = tf.add_n([losses, *added])
-        uses = [op for op in follower.uses if not _only_passes_on(op)]
+        mapped = {call.operation.name for call in self._calls}  # give gradients of their own
+        uses = [op for op in follower.uses if not (_only_passes_on(op) or op.name in mapped)]
         self._find_parts(graph, ys, upstream, uses, trainable)
         self._check_reads(graph)
         self._gradients = [
@@ -266,23 +262,23 @@ class Trace:
         return forms.add(parts) if parts else Rows(tf.zeros([batch_size, *variable.shape]))
 
     def _losses(self, y, y_pred, sample_weight, batch_size):
-        """Returns the examples' losses [B], and the gradients of their sum, by a map."""
-        flat = tf.nest.flatten(y_pred)
-        masks = [get_keras_mask(t) for t in flat]
-        for mask in masks:
-            if mask is not None:
-                self._check(mask, "the mask of the model's output")
+        """Returns the examples' losses [B], tensors they depend on, and gradients, by a map."""
+        masks, logits = notes_of(y_pred)
+        for tensors, what in ((masks, "mask"), (logits, "logits")):
+            for tensor in tensors:
+                if tensor is not None:
+                    self._check(tensor, f"the {what} of the model's output")
         if self.example_loss.has_no_loss:
-            return tf.zeros([batch_size]), [None] * len(flat)
+            return tf.zeros([batch_size]), [], []
 
         call, self.loops_over_losses = traced_map(
             functools.partial(self.example_loss.loss_and_gradients, scale=self._loss_scale),
-            (y, y_pred, masks, sample_weight),
+            (y, y_pred, sample_weight, masks, logits),
         )
         losses, found = call()
         self._follower.trust(losses.op)
-        found = iter(found)
-        return losses, [next(found) if t.dtype.is_floating else None for t in flat]
+        leaves = [t for t in tf.nest.flatten((y_pred, logits)) if t is not None]
+        return losses, [t for t in leaves if t.dtype.is_floating], list(found)
 
     def _find_parts(self, graph, ys, upstream, uses, trainable):
         """Fills `parts`: one `tf.gradients` for all places where weights meet examples."""
