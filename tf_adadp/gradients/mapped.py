@@ -29,7 +29,8 @@ def traced_map(
 
     Returns:
         `(call, sequential)`: `call()` maps the structure, by one operation of the graph that it
-        is called in; `sequential` tells whether the rows are mapped one after the other.
+        is called in, whose first operands are `num_mapped(structure)` tensors of rows and all
+        others captured; `sequential` tells whether the rows are mapped one after the other.
     """
     tensors, packed = present_leaves(structure)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
@@ -54,3 +55,8 @@ def traced_map(
     except TRACING_ERRORS:
         pass
     return traced(sequential=True)[0], True
+
+
+def num_mapped(structure: tuple) -> int:
+    """Returns how many tensors of a structure `traced_map` maps: those that are not None."""
+    return len(present_leaves(structure)[0])

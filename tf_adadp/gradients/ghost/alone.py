@@ -10,7 +10,7 @@ from tf_adadp.gradients.example_loss import note, notes_of
 from tf_adadp.gradients.forms.common import with_shape
 from tf_adadp.gradients.grouped_volumes import split_groups
 from tf_adadp.gradients.indices import no_index_stops
-from tf_adadp.gradients.mapped import traced_map
+from tf_adadp.gradients.mapped import num_mapped, traced_map
 from tf_adadp.gradients.proof.follow import Follower
 from tf_adadp.gradients.proof.values import Public
 from tf_adadp.gradients.proof.values import Rows as RowsValue
@@ -60,6 +60,9 @@ class AloneCall:
         self._places = [i for i, t in enumerate(self._flat) if _is_rows(t, follower)]
         if not self._places:
             raise CannotMap(f"the layer {layer.name!r} is called without examples")
+        others = [t for i, t in enumerate(self._flat) if i not in self._places]
+        if any(follower.of(t).weights for t in others if tf.is_symbolic_tensor(t)):
+            raise CannotMap(f"the layer {layer.name!r} is called with a weight")
         trainable = [v for v in layer.trainable_variables if id(v) in variables]
         self._variables = trainable
         self._numbers = [variables[id(v)] for v in trainable]
@@ -74,8 +77,9 @@ class AloneCall:
                 )
             )
         examples = [self._flat[i] for i in self._places]
-        masks = [m if m is not None and _is_rows(m, follower) else None
-                 for m in map(get_keras_mask, examples)]  # fmt: skip
+        masks = [get_keras_mask(t) for t in examples]
+        if not all(m is None or _is_rows(m, follower) for m in masks):
+            raise CannotMap(f"the layer {layer.name!r} has a mask that is not one of examples")
         self._elements = examples, masks, seeds
         self._training = training_of_call()
         # Also those that are not trained: an inner scope does not have the values of an outer one.
@@ -96,7 +100,7 @@ class AloneCall:
             *found, self._masks = forward()
             flat = tf.nest.flatten(found)
             self.operation = flat[0].op
-            self._follower.trust(self.operation)
+            self._follower.trust(self.operation, num_mapped(self._elements))
             self._packed = found
 
             def backward(*upstream):
@@ -187,10 +191,11 @@ class AloneCall:
             [tf.TensorSpec(v.shape, tf.float32) for v in self._variables],
         )
         upstream = [d for d in upstream if d is not None and d.dtype.is_floating]
-        found = traced_map(one_example, (tensors, masks, seeds, upstream), signature)[0]()
+        elements = (tensors, masks, seeds, upstream)
+        found = traced_map(one_example, elements, signature)[0]()
         leaves = tf.nest.flatten(found)
         if leaves:
-            self._follower.trust(leaves[0].op)
+            self._follower.trust(leaves[0].op, num_mapped(elements))
         return found
 
 

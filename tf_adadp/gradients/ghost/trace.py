@@ -18,11 +18,11 @@ from tf_adadp.clipping.row_gradients import RowGradients, Rows
 from tf_adadp.gradients import forms
 from tf_adadp.gradients.dilation import rows_together
 from tf_adadp.gradients.example_graph import read_by
-from tf_adadp.gradients.example_loss import ExampleLoss, notes_of
+from tf_adadp.gradients.example_loss import ExampleLoss, note, notes_of
 from tf_adadp.gradients.ghost import chains, penalties, recurrent, weights
 from tf_adadp.gradients.ghost.alone import AloneCall, CannotMap
 from tf_adadp.gradients.ghost.broadcasts import broadcasts_by
-from tf_adadp.gradients.mapped import traced_map
+from tf_adadp.gradients.mapped import num_mapped, traced_map
 from tf_adadp.gradients.patching import PATCHING, functions_inlined, replaced
 from tf_adadp.gradients.proof.follow import Follower, inputs_of_rows
 from tf_adadp.gradients.proof.obstacles import (
@@ -34,12 +34,10 @@ from tf_adadp.gradients.proof.obstacles import (
 )
 from tf_adadp.gradients.proof.values import Mixed, Mixes, Public, public
 from tf_adadp.utils.keras_compat import (
-    get_keras_mask,
     is_part_of_keras,
     layers_of,
     original_operation,
     own_layers,
-    set_keras_mask,
 )
 
 # Steps of a recurrent layer that are written out; more take long to trace.
@@ -198,12 +196,10 @@ class Trace:
     def __call__(self, trainable, x, y, sample_weight, seeds):
         """Returns `(losses [B], predictions, RowGradients per trainable variable)`."""
         others = self.example_loss.non_trainable_values()
-        losses, y_pred, masks, tensors = self._function(
+        losses, y_pred, notes, tensors = self._function(
             list(trainable), others, x, y, sample_weight, seeds
         )
-        for tensor, mask in zip(tf.nest.flatten(y_pred), masks, strict=True):
-            if mask is not None:
-                set_keras_mask(tensor, mask)
+        note(y_pred, *notes)
         gradients = [copy.copy(rows) for rows in self._gradients]
         for rows, found in zip(gradients, tensors, strict=True):
             vars(rows).update(found)
@@ -254,8 +250,7 @@ class Trace:
             {name: t for name, t in vars(rows).items() if tf.is_tensor(t)}
             for rows in self._gradients
         ]
-        masks = [get_keras_mask(t) for t in tf.nest.flatten(y_pred)]
-        return losses, y_pred, masks, tensors
+        return losses, y_pred, notes_of(y_pred), tensors
 
     def _sum_of_parts(self, number, variable, batch_size):
         parts = [part.rows for part in self.parts if part.number == number]
@@ -271,12 +266,15 @@ class Trace:
         if self.example_loss.has_no_loss:
             return tf.zeros([batch_size]), [], []
 
+        examples = (y, y_pred, sample_weight, masks, logits)
         call, self.loops_over_losses = traced_map(
             functools.partial(self.example_loss.loss_and_gradients, scale=self._loss_scale),
-            (y, y_pred, sample_weight, masks, logits),
+            examples,
         )
         losses, found = call()
-        self._follower.trust(losses.op)
+        self._follower.trust(losses.op, num_mapped(examples))
+        self._follower.advance(losses.graph.get_operations())
+        self._check(losses, "the loss")  # which may capture tensors of the model
         leaves = [t for t in tf.nest.flatten((y_pred, logits)) if t is not None]
         return losses, [t for t in leaves if t.dtype.is_floating], list(found)
 

@@ -48,7 +48,7 @@ class Follower:
     def __init__(self):
         # By name, which a graph gives once.
         self._values: dict[str, Value] = {}
-        self._alone: set[str] = set()
+        self._alone: dict[str, int] = {}
         self._done: set[str] = set()
         self.uses: list[tf.Operation] = []
         self.effects: list[tf.Operation] = []
@@ -65,9 +65,14 @@ class Follower:
         """Returns the dimensions of a tensor; None where they are not known."""
         return getattr(self._values.get(tensor.name), "dims", None)
 
-    def trust(self, op: tf.Operation) -> None:
-        """Declares an operation to be a map over the rows of its operands."""
-        self._alone.add(op.name)
+    def trust(self, op: tf.Operation, mapped: int | None = None) -> None:
+        """Declares an operation to be a map over the rows of its operands.
+
+        Args:
+            mapped: how many of the operands, the first ones; None for all. What its function
+                captures comes after them, whole, and may not depend on the examples.
+        """
+        self._alone[op.name] = len(op.inputs) if mapped is None else mapped
 
     def advance(self, operations: Iterable[tf.Operation], uses: bool = True) -> None:
         """Looks at the operations that it has not seen, in the order of the graph.
@@ -95,7 +100,7 @@ class Follower:
                 return [self._clamped(op) or value] * len(op.outputs)
         try:
             if op.name in self._alone:
-                found = _mapped(op, values)
+                found = _mapped(op, values, self._alone[op.name])
             elif all(isinstance(v, Public) for v in values):
                 found = _public(op, values)
             elif op.type in RULES:
@@ -147,10 +152,10 @@ def _has_effect(op):
     return definition.is_stateful or any(given.is_ref for given in definition.input_arg)
 
 
-def _mapped(op, values):
-    """Returns the outputs of a map over the rows of its operands."""
-    for value in values:
-        if not isinstance(value, Rows):
+def _mapped(op, values, mapped):
+    """Returns the outputs of a map over the rows of its first operands."""
+    for number, value in enumerate(values):
+        if number >= mapped or not isinstance(value, Rows):
             plain(value)
         elif (value.axis, value.stride) != (0, 1):
             raise Mixes("maps over another axis than that of the examples")
