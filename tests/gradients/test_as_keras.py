@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import exact_sgd
@@ -109,6 +110,13 @@ CASES = {
     ),
     "sigmoid": (
         lambda: sequential(L.Dense(3, "sigmoid")), 40 * NUMBERS, keras.losses.BinaryCrossentropy(),
+    ),
+    "TensorFlow's softmax": (
+        lambda: sequential(L.Dense(3, tf.nn.softmax)), 40 * NUMBERS, CROSSENTROPY(),
+    ),
+    "TensorFlow's sigmoid": (
+        lambda: sequential(L.Dense(3, tf.nn.sigmoid)),
+        40 * NUMBERS, keras.losses.BinaryCrossentropy(),
     ),
     "two softmax outputs": (
         lambda: keras.Model(

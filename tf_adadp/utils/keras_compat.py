@@ -195,8 +195,14 @@ def training_of_call() -> bool | None:
 
 
 def get_keras_logits(tensor: object) -> object | None:
-    """Returns the logits of which a tensor is the softmax or sigmoid, as losses read them."""
-    return getattr(tensor, "_keras_logits", None)
+    """Returns the logits of which a tensor is the softmax or sigmoid, as losses read them.
+
+    Keras's own activations note them. Else its losses look at the operation, in a graph.
+    """
+    noted, operation = getattr(tensor, "_keras_logits", None), getattr(tensor, "op", None)
+    if noted is None and operation is not None and operation.type in ("Softmax", "Sigmoid"):
+        return operation.inputs[0]
+    return noted
 
 
 def set_keras_logits(tensor: object, logits: object) -> None:
