@@ -60,8 +60,8 @@ class AloneCall:
         self._places = [i for i, t in enumerate(self._flat) if _is_rows(t, follower)]
         if not self._places:
             raise CannotMap(f"the layer {layer.name!r} is called without examples")
-        others = [t for i, t in enumerate(self._flat) if i not in self._places]
-        if any(follower.of(t).weights for t in others if tf.is_symbolic_tensor(t)):
+        whole = [t for i, t in enumerate(self._flat) if i not in self._places]
+        if any(follower.of(t).weights for t in whole if tf.is_symbolic_tensor(t)):
             raise CannotMap(f"the layer {layer.name!r} is called with a weight")
         trainable = [v for v in layer.trainable_variables if id(v) in variables]
         self._variables = trainable
