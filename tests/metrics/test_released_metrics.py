@@ -631,3 +631,26 @@ def test_raw_metrics_warn_once_per_model_and_can_be_left_out():
     assert set(history) == {"epsilon"}
     assert quiet.train_on_batch(*data(), return_dict=True) == {}
     assert all(float(v) == 0 for m in quiet.metrics for v in m.variables)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda: keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="loss_of"),
+        lambda: keras.metrics.MeanMetricWrapper(
+            lambda y, z: keras.ops.take(tf.constant([1.0, 0.5, 0.2]), keras.ops.cast(y, "int32")),
+            name="taken",
+        ),
+    ],
+)
+def test_a_label_out_of_range_stops_no_metric(metric):
+    """An exception would tell of the record, and print the labels of its lot."""
+    x, y = data()
+    private = private_model(
+        metrics=[metric()], released_metrics=released(), log_raw_metrics=False, loss=crossentropy()
+    )
+    law = PoissonSampling(num_examples=10 * ROWS, expected_size=ROWS)
+    for labels in (y, np.where(np.arange(ROWS) == 3, 7, y)):
+        logs = private.train_on_batch(x, labels, law=law, return_dict=True)
+        assert all(np.isfinite(value) for value in logs.values())
+    assert private.ledger.steps == 2

@@ -617,3 +617,13 @@ def test_networks_of_keras(name, layers, end):
     plan = private.gradient_plan()
     assert (plan.engine, plan.mapped) == ("ghost", ())
     assert all(np.isfinite(w).all() for w in made.get_weights())
+
+
+def test_single_variables_stay_frozen():
+    model = plain_model(L.Dense(5, name="half"), L.BatchNormalization())
+    model.get_layer("half").kernel.trainable = False
+    fixed = dp.make_compatible(model)
+    half = fixed.get_layer("half")
+    assert not half.kernel.trainable
+    assert half.bias.trainable
+    assert len(fixed.trainable_variables) == len(model.trainable_variables)

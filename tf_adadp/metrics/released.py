@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_adadp import noise
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients.example_graph import refuse_state, shaped_by_values
+from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.gradients.mapping import map_examples
 from tf_adadp.metrics.example_metrics import ExampleMetrics
 from tf_adadp.metrics.settings import PREFIX, ReleasedMetrics
@@ -107,9 +108,10 @@ class LotMetrics:
             inside = tf.where(tf.math.is_finite(values), inside, 1.0)
             return tf.where(mask > 0, inside, 0.0)
 
-        # Mapped, so that no function of a batch can mix its examples.
-        structure = (y, y_pred, sample_weight, self._metrics.ahead(y, y_pred), losses)
-        return map_examples(one_example, structure, mask, sequential=self._sequential)
+        # Mapped, so that no function of a batch can mix its examples. Traced before a step is.
+        with no_index_stops():
+            structure = (y, y_pred, sample_weight, self._metrics.ahead(y, y_pred), losses)
+            return map_examples(one_example, structure, mask, sequential=self._sequential)
 
     def set_modes(self, callbacks: Iterable[Any]) -> None:
         """Sets the mode of callbacks that monitor a release in mode "auto".

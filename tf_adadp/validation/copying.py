@@ -112,6 +112,7 @@ class Copies:
                         "would have one each. Share a layer instead of a variable: call it twice."
                     )
                 b.assign(a)
+                b.trainable = a.trainable  # which may differ from the layer's
             if isinstance(new, keras.layers.Normalization) and new.built:
                 new.finalize_state()
 
