@@ -3,6 +3,7 @@
 import copy
 import pickle
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -343,3 +344,13 @@ class TestClaims:
 
         with pytest.raises(error, match=match):
             Mine(law, (None, None, None))
+
+
+def test_no_record_makes_numpy_warn():
+    """A warning may be an error, and would come only with the lot that drew the record."""
+    x = np.zeros((8, 2))
+    x[3] = 1e300  # beyond float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _, mask in PoissonLots(x, expected_size=8, seed=1).as_dataset(8, 2):
+            assert mask.numpy().sum() == 8

@@ -239,3 +239,10 @@ def test_replicas_are_refused():
         model, optimizer = plain_model(), dp.DPSGD(noise_multiplier=1.0)
         with pytest.raises(RuntimeError, match="under a tf.distribute strategy"):
             dp.private_step(model, crossentropy(), lot, optimizer, ledger=PrivacyLedger(), law=LAW)
+
+
+def test_a_batch_of_float64_trains():
+    x, y = data()
+    private = private_model()
+    private.train_on_batch(x.astype(np.float64), y, law=PoissonSampling(10 * ROWS, ROWS))
+    assert private.ledger.steps == private.optimizer.steps_taken == 1

@@ -1,6 +1,5 @@
 """DPPCA: principal components of private records."""
 
-import functools
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from tf_adadp.pca.layer import PCAProjection
 from tf_adadp.pca.rows import raw_rows, row_blocks, unit_rows
 from tf_adadp.pca.whitening import ZCAWhitening
 from tf_adadp.utils import checks
+from tf_adadp.utils.silence import silent
 
 _RELATIONS = {
     "add_or_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -25,8 +25,6 @@ _RELATIONS = {
 }
 # The norm by which one record moves the upper triangle of A, under each relation.
 _SENSITIVITY = {"add_or_remove": 1.0, "replace_one": math.sqrt(2.0)}
-# NumPy's warnings, e.g. of overflow, depend on the data, and may be turned into errors.
-_SILENT = functools.partial(np.errstate, all="ignore")
 _FITTED = ("components_", "explained_variance_", "explained_variance_ratio_")
 
 
@@ -223,7 +221,7 @@ class DPPCA:
         self._check_fitted("transform")
         prepare = unit_rows if self.normalize else raw_rows
         blocks = row_blocks(x, self.n_features_in_)
-        with _SILENT():
+        with silent():
             parts = [prepare(block) @ self.components_.T for block in blocks]
         return np.concatenate([np.empty((0, len(self.components_))), *parts])
 
@@ -343,7 +341,7 @@ def second_moment(x: ArrayLike | Iterable[ArrayLike]) -> np.ndarray:
     two-sum): so the error grows as N · BLOCK and not as N².
     """
     total = error = np.zeros(())
-    with _SILENT():
+    with silent():
         for block in row_blocks(x):
             rows = unit_rows(block)
             product = rows.T @ rows

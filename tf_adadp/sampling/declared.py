@@ -13,6 +13,7 @@ from tf_adadp.sampling.base import Lots
 from tf_adadp.sampling.lot_sizes import ContradictedLaw, SizeCheck, check_batch_size, ends_in_repeat
 from tf_adadp.sampling.sources import Rows, Spec, batch_spec, leaf_dtype, leaf_names, padding
 from tf_adadp.utils.checks import check_bool, check_integer
+from tf_adadp.utils.silence import silent
 
 _EMPTY = "dataset is empty. It must have at least one batch."
 _ENDED = (
@@ -125,7 +126,8 @@ class DeclaredLots(Lots):
         for leaf, spec in zip(leaves, self._present_specs(), strict=True):
             shaped = tf.TensorSpec((None, *leaf.shape[1:]), spec.dtype)
             padded.append(padding(shaped, count, multiple))
-            padded[-1][:count] = leaf
+            with silent():
+                padded[-1][:count] = leaf
         return count, padded
 
 

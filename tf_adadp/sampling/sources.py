@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_adadp.sampling.grain_steps import check_grain
+from tf_adadp.utils.silence import silent
 
 Spec = tuple[Any, Any, Any]  # (x, y, sample_weight) of nested tf.TensorSpecs, or of None
 Rows = tuple[int, list[np.ndarray]]  # their number, and one padded array per leaf of a Spec
@@ -185,7 +186,8 @@ class ArraySource:
                 # One pass. Only here: take() would copy the WHOLE of an array of another layout.
                 np.take(array, indices, axis=0, out=leaf[:count], mode="clip")
             else:
-                leaf[:count] = array[indices]
+                with silent():
+                    leaf[:count] = array[indices]
             leaves.append(leaf)
         return count, leaves
 
@@ -295,7 +297,8 @@ class ItemSource:
                 f"{name} has dtype {leaf.dtype}, which does not fit {out.dtype}, the type of item "
                 "0. Convert it in transform=."
             )
-        out[row] = leaf[()] if out.dtype == object else leaf
+        with silent():
+            out[row] = leaf[()] if out.dtype == object else leaf
 
 
 def _as_array(leaf, name):

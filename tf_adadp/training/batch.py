@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_adadp import validation
 from tf_adadp.accounting import UnknownSampling
 from tf_adadp.accounting.laws import SamplingLaw
+from tf_adadp.sampling.sources import ArraySource
 from tf_adadp.training.arguments import class_weights
 
 
@@ -29,10 +30,7 @@ class Batch:
     @property
     def element_spec(self) -> tuple:
         """Returns the TensorSpecs of such a batch, of any size."""
-        return tf.nest.map_structure(
-            lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype),
-            self.arrays,
-        )
+        return ArraySource(*self.arrays).spec
 
 
 def batch_of(x: Any, y: Any, sample_weight: Any, class_weight: Any, law: Any) -> Batch:
