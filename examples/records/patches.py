@@ -90,7 +90,8 @@ def drawn_filters(number, size, height, width, channels):
     places = [rng.integers(side, size=_PATCHES) for side in windows.shape[:3]]
     # [patches, channels, size, size] to rows in the order of a kernel.
     patches = windows[tuple(places)].transpose(0, 2, 3, 1).reshape(_PATCHES, -1)
-    patches = patches - patches.mean(axis=1, keepdims=True)
+    patches = patches.astype(np.float64)  # whitening enlarges what rounding leaves of the mean
+    patches -= patches.mean(axis=1, keepdims=True)
     patches /= np.sqrt(patches.var(axis=1, keepdims=True) + _LEAST_CONTRAST)
     values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
     whitening = (vectors / np.sqrt(values + _RIDGE)) @ vectors.T
