@@ -108,13 +108,9 @@ def tokens(*layers):
     return sequential(*layers, dtype="int32")
 
 
-def shared(regularizer):
-    x, layer = keras.Input((4,)), L.Dense(4, activity_regularizer=regularizer)
+def shared():
+    x, layer = keras.Input((4,)), L.Dense(4, activity_regularizer="l2")
     return keras.Model(x, L.Dense(3)(layer(layer(x))))
-
-
-def embedding(**arguments):
-    return L.Embedding(7, 3, mask_zero=True, **arguments)
 
 
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
@@ -148,13 +144,14 @@ CASES = {
         ),
         40 * NUMBERS, [CROSSENTROPY(), CROSSENTROPY()],
     ),
-    "shared layer, activity regulariser": (lambda: shared("l2"), NUMBERS, "mse"),
+    "shared layer, activity regulariser": (shared, NUMBERS, "mse"),
     "activity regulariser of the model": (
         lambda: Own(L.Dense(3), activity_regularizer="l2"), NUMBERS, "mse",
     ),
     "mask of the model": (lambda: Masking(L.Embedding(7, 3)), TOKENS, "mse"),
     "mask for a block": (
-        lambda: tokens(embedding(), Block(L.GRU(3), L.Dense(3))), TOKENS, "mse",
+        lambda: tokens(L.Embedding(7, 3, mask_zero=True), Block(L.GRU(3), L.Dense(3))),
+        TOKENS, "mse",
     ),
     "mask of a block": (
         lambda: tokens(MaskMaker(L.Embedding(7, 3), L.Dense(3)), L.GRU(3)), TOKENS, "mse",

@@ -248,16 +248,8 @@ def test_training_methods_of_its_own():
 
 @pytest.mark.parametrize("name", ["test_step", "compute_metrics", "predict_step"])
 def test_methods_of_evaluation_of_its_own_are_announced(name):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = L.Dense(3)
-
-        def call(self, x):
-            return self.dense(x)
-
-    setattr(Own, name, lambda self, *args, **kwargs: {"mine": 1.0})
-    private = dp.DPModel(Own())
+    cls = type("Own", (keras.Sequential,), {name: lambda self, *args, **kwargs: {"mine": 1.0}})
+    private = dp.DPModel(cls([keras.Input((4,)), L.Dense(3)]))
     private.compile(dp.DPSGD(0.1, noise_multiplier=1.0), "mse", log_raw_metrics=False)
     with pytest.warns(UserWarning, match=f"Own overrides {name}.*`.model`"):
         private.fit(np.ones((8, 4), np.float32), np.ones((8, 3)), batch_size=4, verbose=0)
