@@ -14,6 +14,7 @@ The recipes were chosen by --held_out, with one seed, never by the test records.
 import dataclasses
 import functools
 
+import charged_search
 import images
 import record
 
@@ -46,10 +47,36 @@ class Recipe(record.Recipe):
     delta: float = 1e-5
     straighten: bool = False
 
-    def optimizer(self):
-        """Returns the optimizer."""
+    def optimizer(self, **private):
+        """Returns the optimizer, with private arguments such as its noise."""
         rate = None if self.initial_rate is None else dp.InverseSqrtDecay(self.initial_rate)
-        return dp.ADADP(rate, **record.averaging(self.average))
+        return dp.ADADP(rate, **record.averaging(self.average), **private)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searched(charged_search.Plan):
+    """Says how to search for the initial rate of a `Recipe`.
+
+    The components are those of the part that is trained on, one release for all trials.
+
+    Attributes:
+        pca_noise_multiplier: σ of the components.
+        rates: values of the initial rate.
+    """
+
+    pca_noise_multiplier: float
+    rates: tuple = (0.008, 0.016, 0.032, 0.064, 0.128)
+
+    @property
+    def space(self):
+        """Returns what trials draw from."""
+        return {"initial_rate": self.rates}
+
+    def trial(self, initial_rate):
+        """Returns the `Recipe` of a trial."""
+        return Recipe(
+            self.steps, self.pca_noise_multiplier, self.lot_size, initial_rate, self.average
+        )
 
 
 RECIPES = {
@@ -63,6 +90,10 @@ DEFAULTS = {
     epsilon: dataclasses.replace(recipe, steps=400, **_DEFAULTS)
     for epsilon, recipe in RECIPES.items()
 }
+SEARCHED = {
+    epsilon: Searched(pca_noise_multiplier=recipe.pca_noise_multiplier, delta=recipe.delta)
+    for epsilon, recipe in RECIPES.items()
+}
 STRAIGHTENED = {
     epsilon: dataclasses.replace(recipe, straighten=True) for epsilon, recipe in RECIPES.items()
 }
@@ -70,21 +101,28 @@ STRAIGHTENED = {
 
 def projector(pictures):
     """Returns a function (recipe, seed) to the ledger and projected `record.Split` of images."""
-
-    @functools.cache
-    def rows(straighten):
-        shown = pictures.map(_straightened) if straighten else pictures
-        return shown.map(lambda x: x.reshape(len(x), -1))
+    rows = functools.cache(lambda straighten: _rows(pictures, straighten))
 
     @functools.lru_cache(maxsize=1)
     def projected(noise_multiplier, straighten, seed):
         """Makes one release for all trainings of a seed, charged to each of them."""
         del seed
         split = rows(straighten)
-        pca = dp.DPPCA(_COMPONENTS, noise_multiplier).fit(split.x)
-        return pca.ledger, split.map(lambda x: _scaled(pca.transform(x)))
+        ledger, project = _components(split.x, noise_multiplier)
+        return ledger, split.map(project)
 
     return lambda recipe, seed: projected(recipe.pca_noise_multiplier, recipe.straighten, seed)
+
+
+def _components(rows, noise_multiplier):
+    """Returns the ledger of one release about rows, and a function that projects any rows."""
+    pca = dp.DPPCA(_COMPONENTS, noise_multiplier).fit(rows)
+    return pca.ledger, lambda x: _scaled(pca.transform(x))
+
+
+def _rows(pictures, straighten):
+    shown = pictures.map(_straightened) if straighten else pictures
+    return shown.map(lambda x: x.reshape(len(x), -1))
 
 
 def _straightened(pictures):
@@ -106,17 +144,23 @@ def network(projected, recipe, seed):
     """Returns the network, which is charged its components."""
     import keras
 
-    ledger, _ = projected(recipe, seed)
+    ledger, split = projected(recipe, seed)
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
+    model = _classifier(split.x.shape[1:])
+    model.ledger.merge(ledger)
+    return model
+
+
+def _classifier(shape):
+    import keras
+
     layers = [
-        keras.Input([_COMPONENTS]),
+        keras.Input(shape),
         keras.layers.Dense(_UNITS, activation="relu"),
         keras.layers.Dense(_CLASSES),
     ]
-    model = dp.DPModel(keras.Sequential(layers))
-    model.ledger.merge(ledger)
-    return model
+    return dp.DPModel(keras.Sequential(layers))
 
 
 def prepare(pictures):
@@ -124,6 +168,8 @@ def prepare(pictures):
     projected = projector(pictures)
 
     def train(recipe, epsilon, seed):
+        if isinstance(recipe, Searched):
+            return _search(pictures, recipe, epsilon, seed)
         model = network(projected, recipe, seed)
         split = projected(recipe, seed)[1]
         record.fit(model, recipe, split, epsilon)
@@ -132,7 +178,15 @@ def prepare(pictures):
     return train
 
 
+def _search(pictures, plan, epsilon, seed):
+    rows = _rows(pictures, straighten=False)
+    parts = record.held_out(rows, seed=1 + seed)
+    ledger, project = _components(parts.x, plan.pca_noise_multiplier)
+    found = charged_search.searched(parts.map(project), _classifier, plan, epsilon, ledger)
+    return found, record.test_accuracy(found, rows.map(project))
+
+
 if __name__ == "__main__":
     load = functools.partial(images.load, "mnist")
-    variants = {"defaults": DEFAULTS, "straightened": STRAIGHTENED}
+    variants = {"defaults": DEFAULTS, "searched": SEARCHED, "straightened": STRAIGHTENED}
     record.run("mnist_components", record.Task(load, prepare, RECIPES, variants))

@@ -9,7 +9,6 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import charged_search
 import record
@@ -78,26 +77,22 @@ class Defaults(record.Recipe):
         return dp.ADADP()
 
 
-@dataclasses.dataclass(frozen=True)
-class Searched(record.Recipe):
-    """Says how to search for the rate η and the clip norm C of a `Recipe`; see charged_search.py.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searched(charged_search.Plan):
+    """Says how to search for the rate η and the clip norm C of a `Recipe`.
 
     Attributes:
-        mean_trials: mean number of trainings.
         speeds: values of η·C.
         clips: values of C.
-        others: see `Recipe`.
     """
 
-    mean_trials: float = 5
     speeds: tuple = (2, 4, 8, 16, 32)
     clips: tuple = (0.1, 1.0)
-    steps: int = 200
-    lot_size: int = 4096
-    average: float = 0.95
-    delta: float = 1e-5
-    accountants: ClassVar = ("rdp",)  # no other bounds a search
-    secret_time: ClassVar = True  # it tells the number of trials
+
+    @property
+    def space(self):
+        """Returns what trials draw from."""
+        return {"speed": self.speeds, "l2_norm_clip": self.clips}
 
     def trial(self, speed, l2_norm_clip):
         """Returns the `Recipe` of a trial."""
@@ -173,7 +168,8 @@ def trainer(features, classes):
         import keras
 
         if isinstance(recipe, Searched):
-            found = charged_search.searched(features, classifier, recipe, epsilon, seed)
+            parts = record.held_out(features, seed=1 + seed)
+            found = charged_search.searched(parts, classifier, recipe, epsilon)
             return found, record.test_accuracy(found, features)
         ledger, split = whitened(recipe.pca_noise_multiplier, seed)
         keras.utils.set_random_seed(seed)

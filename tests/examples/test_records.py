@@ -287,7 +287,7 @@ def test_a_search_is_charged_for_records_that_score_it():
     plan = linear.Searched(mean_trials=5)
     for records in (50, 6000):
         law = accounting.PoissonSampling(records, records)
-        sigma = charged_search.noise_of_trials(law, 1, plan, 1.0)
+        sigma = charged_search.noise_of_trials(law, 1, plan, 1.0, dp.PrivacyLedger())
         spent = dp.PrivacyLedger()
         gaussian = dp_accounting.GaussianDpEvent(sigma)
         spent.add(accounting.search_event(gaussian, 1, plan.mean_trials))
@@ -314,14 +314,14 @@ def test_a_search_scores_by_noisy_counts_and_leaves_no_other(monkeypatch):
         layers = [keras.Input(shape), keras.layers.Dense(2, kernel_initializer="zeros")]
         return dp.DPModel(keras.Sequential(layers))
 
-    best = charged_search.searched(split, classifier, plan, 3.0, seed=0)
+    held_out = record.held_out(split, seed=1)
+    best = charged_search.searched(held_out, classifier, plan, 3.0)
     law = accounting.PoissonSampling(50, 50)
-    sigma = charged_search.noise_of_trials(law, 1, plan, 3.0)
+    sigma = charged_search.noise_of_trials(law, 1, plan, 3.0, dp.PrivacyLedger())
     for count, number, used in seen:
         assert isinstance(count, int)  # a count, whose sensitivity is 1
         assert (number, used) == (50, sigma)
     assert len(seen) >= 1
-    held_out = record.held_out(split, seed=1)
     right = (best.predict(held_out.x_test, verbose=0).argmax(1) == held_out.y_test).sum()
     assert right in [count for count, _, _ in seen]
     assert all(float(value) == 0 for value in best.get_metrics_result().values())
@@ -376,6 +376,32 @@ def test_the_network_of_the_papers_is_charged_its_components():
         model, _ = train(recipe, 3.0, seed=0)
         assert [entry.origin for entry in model.ledger.entries] == ["DPPCA", "ADADP"]
         assert 2.9 < model.epsilon(1e-4, accountant="pld") <= 3.0
+
+
+def test_a_search_behind_components_is_charged_for_both(monkeypatch):
+    rng = np.random.default_rng(15)
+    split = record.Split(
+        *(rng.random((300, 10, 10, 1)).astype(np.float32), rng.integers(2, size=300)),
+        *(rng.random((40, 10, 10, 1)).astype(np.float32), rng.integers(2, size=40)),
+    )
+    fitted, fit = [], dp.DPPCA.fit
+
+    def watched(self, x):
+        fitted.append(np.array(x))
+        return fit(self, x)
+
+    monkeypatch.setattr(dp.DPPCA, "fit", watched)
+    plan = components.Searched(
+        pca_noise_multiplier=20.0, mean_trials=3, steps=5, lot_size=50, delta=1e-4
+    )
+    model, accuracy = components.prepare(split)(plan, 3.0, seed=4)
+    assert 0 <= accuracy <= 1
+    assert [entry.origin.split(",")[0] for entry in model.ledger.entries] == ["DPPCA", "search"]
+    assert model.ledger.entries[1].law.num_units == 270
+    assert 2.9 < model.epsilon(1e-4) <= 3.0
+    # Once for all trials, and never on a record that scores them.
+    (rows,) = fitted
+    np.testing.assert_array_equal(rows, record.held_out(split, seed=5).x.reshape(270, 100))
 
 
 def test_images_that_scattering_would_cut_are_refused():
