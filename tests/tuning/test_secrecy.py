@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import warnings
 
@@ -17,6 +18,7 @@ from scipy.stats import binom, chisquare
 
 import tf_adadp as dp
 from tests.helpers import ROWS, data, plain_model, private_model
+from tf_adadp.utils.keras_compat import function_number
 
 X, Y = data()
 STEPS = 2
@@ -55,8 +57,10 @@ def trials_of(mean_trials, seed=None):
         calls.append(hyperparameters)
         raise ValueError("a trial")
 
-    with pytest.raises(RuntimeError):
-        search(fail, mean_trials, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tf_adadp.tuning.quiet._FUNCTION_NUMBERS", 0)  # half a second each
+        with pytest.raises(RuntimeError):
+            search(fail, mean_trials, seed=seed)
     return len(calls)
 
 
@@ -94,13 +98,20 @@ def test_one_trial_where_the_mean_is_one():
 # What an observer sees
 
 
-def everything(model, folder):
-    """Returns the content of the winner's files and objects, without its own random draws."""
+def everything(model, folder, number):
+    """Returns the content of the winner's files and objects, without its own random draws.
+
+    Functions are numbered from that of TensorFlow before the search on.
+    """
     model.save(folder / "winner.keras")
     ledger = json.loads(model.ledger.to_json())["ledger"]
     for entry in ledger["entries"]:
         entry["id"] = "random"
+    model.export(folder / "exported", verbose=False)
+    exported = (folder / "exported" / "saved_model.pb").read_bytes()
+    functions = {int(n) - number for n in re.findall(rb"__inference_[a-z_]+_(\d+)", exported)}
     return {
+        "functions": sorted(functions),
         "config": json.dumps(model.get_config(), default=str, sort_keys=True),
         "compiled": json.dumps(model.get_compile_config(), default=str, sort_keys=True),
         "names": [model.name, model.model.name, model.optimizer.name]
@@ -142,6 +153,7 @@ def test_one_trial_and_many_look_the_same(best_of, trials, tmp_path, capfd, capl
         folder.mkdir()
         monkeypatch.chdir(folder)
         keras.utils.clear_session()
+        first = function_number()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             best = search(noisy, 3, score)
@@ -153,8 +165,9 @@ def test_one_trial_and_many_look_the_same(best_of, trials, tmp_path, capfd, capl
         assert list(folder.iterdir()) == []
         assert best.score == 1.0
         assert sorted(vars(best)) == ["hyperparameters", "model", "score"]
-        seen.append(everything(best.model, folder))
+        seen.append(everything(best.model, folder, first))
     assert seen[0] == seen[1]
+    assert min(seen[0]["functions"]) > 2**22  # as many as the search uses up
 
 
 def test_names_go_on_after_those_of_the_winner(monkeypatch):

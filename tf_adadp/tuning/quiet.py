@@ -11,7 +11,14 @@ from typing import Any, TextIO
 import keras
 import numpy as np
 
-from tf_adadp.utils.keras_compat import name_counts, set_name_counts
+from tf_adadp.utils.keras_compat import (
+    function_number,
+    name_counts,
+    set_name_counts,
+    skip_function_numbers,
+)
+
+_FUNCTION_NUMBERS = 2**22
 
 
 class _Muted:
@@ -65,9 +72,10 @@ def show(caught: list[warnings.WarningMessage]) -> None:
 class FreshStart:
     """Starts every trial from the same counters, and from new random numbers.
 
-    Keras numbers layers and models by how many the process made, and a public seed numbers initial
-    weights likewise: both would tell, in the winner, which trial it was, and afterwards how many
-    there were.
+    Keras numbers layers and models by how many the process made, TensorFlow functions, and a public
+    seed initial weights: they would tell, in the winner, which trial it was, and afterwards how
+    many there were. TensorFlow's numbers cannot be set back: they go on 2²² after the start, which
+    all trials together must not use up (one of a small model uses about a thousand).
 
     Args:
         rng: where seeds of the trials come from.
@@ -76,6 +84,7 @@ class FreshStart:
     def __init__(self, rng: np.random.Generator):
         self._rng = rng
         self._before = self._after = name_counts()
+        self._first_number = function_number()
 
     def begin(self) -> None:
         """Begins a trial: resets names, and seeds Python's, NumPy's and TensorFlow's generators."""
@@ -89,6 +98,7 @@ class FreshStart:
     def end(self) -> None:
         """Ends the search: names go on after those of the trial that was kept."""
         set_name_counts(self._after)
+        skip_function_numbers(self._first_number + _FUNCTION_NUMBERS)
         self._seed()
 
     def _seed(self):

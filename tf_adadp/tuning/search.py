@@ -92,7 +92,8 @@ def search(
       is used; a lower cost at every Rényi order is fine (fewer steps, more noise).
     - a secret K: it is drawn from the operating system's entropy. Output, logs and warnings of
       trials are dropped, except the winner's warnings. NOT hidden: the running time, and files that
-      `train` writes, such as TensorBoard logs. Do not publish either.
+      `train` writes, such as TensorBoard logs. Do not publish either. Names of functions in a
+      SavedModel tell K only where all trials trace more than four million of them.
 
     NOT covered: the records that `score` reads, unless they are public. Held-out private records
     are not training records, and a winner that is chosen by them is a statistic of them. A score
