@@ -82,6 +82,15 @@ def test_string_ids_and_integers_mean_the_same_users():
         assert make(ids).law == make().law == UserSampling(8, 2, BOUND, 4)
 
 
+def test_ids_are_compared_whole():
+    """NumPy's strings end at a NUL, and are ASCII where they are bytes."""
+    for ids in (["k", "k\0", "k"], [b"k", b"k\0", b"k"], ["José", "Jose", "José"]):
+        for given in (ids, np.array(ids, object)):
+            assert make(given, expected_size=1).law.num_users == 2
+    names = np.array(["José".encode(), b"\xff", "José".encode()], object)  # as TensorFlow has them
+    assert make(names, expected_size=1).law.num_users == 2
+
+
 def test_the_law_and_the_public_sizes():
     lots = make(expected_size=3.5)
     assert lots.law.num_users == 8
@@ -102,6 +111,7 @@ def test_everybody_at_once():
         ({"user_ids": USERS[:, None]}, ValueError, "user_ids have shape"),
         ({"user_ids": USERS * 1.0}, TypeError, "user_ids have dtype float64"),
         ({"user_ids": [None, *USERS[1:]]}, TypeError, "user_ids have dtype object"),
+        ({"user_ids": [b"anna", *["anna"] * 34]}, TypeError, "user_ids have dtype object"),
         ({"user_ids": None}, TypeError, "user_ids have dtype object"),
         ({"max_records_per_user": 0}, ValueError, "max_records_per_user=0: give .*"),
         ({"max_records_per_user": 2.5}, ValueError, "max_records_per_user"),

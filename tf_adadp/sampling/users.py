@@ -105,9 +105,13 @@ def _taken_out(x, name):
 def _user_numbers(user_ids: Any, num_examples: int) -> np.ndarray:
     """Numbers the users 0..U − 1; returns the user of each example, int64 [N]."""
     ids = np.asarray(user_ids)
-    if ids.dtype == object and all(isinstance(i, (str, bytes)) for i in ids.flat):
-        ids = ids.astype(str)
-    if ids.dtype.kind not in "iuUS":
+    if ids.dtype.kind in "OSU":
+        ids = np.asarray(user_ids, dtype=object)
+    if any(all(isinstance(i, kind) for i in ids.flat) for kind in (str, bytes)):
+        # Not by NumPy's strings, in which ids that differ by a NUL at the end are the same.
+        numbers = {user: number for number, user in enumerate(sorted(set(ids.flat)))}
+        ids = np.array([numbers[i] for i in ids.flat]).reshape(ids.shape)
+    if ids.dtype.kind not in "iu":
         raise TypeError(
             f"user_ids have dtype {ids.dtype}: give one integer or string per example, the id of "
             "its user."
