@@ -36,3 +36,11 @@ def test_delta(epsilon):
         assert improved_delta(ORDERS, vector, epsilon) == pytest.approx(
             compute_delta(ORDERS, vector, epsilon)[0], rel=1e-12, abs=1e-300
         )
+
+
+@pytest.mark.parametrize("sigma", [1e8, 1e9, 1e12, 1e150])
+def test_delta_of_nearly_nothing(sigma):
+    """Where dp_accounting takes the logarithm of 0. Exact for one Gaussian, ε = 0: 2Φ(1/2σ) − 1."""
+    delta = improved_delta(ORDERS, ORDERS / (2 * sigma**2), 0.0)
+    assert math.erf(1 / (2**1.5 * sigma)) <= delta < 2e-8
+    assert improved_delta(ORDERS, ORDERS / (2 * sigma**2), 1.0) < 1e-20

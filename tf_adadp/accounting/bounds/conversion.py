@@ -33,6 +33,8 @@ def improved_epsilon(orders: Sequence[float], rdp: Sequence[float], delta: float
 def improved_delta(orders: Sequence[float], rdp: Sequence[float], epsilon: float) -> float:
     """Returns δ at ε ≥ 0 by the same bounds, as dp_accounting's `compute_delta` at all orders."""
     orders, rdp = np.asarray(orders), np.asarray(rdp)
+    # `compute_delta` takes log(1 − e^{−rdp}), where e^{−rdp} must not round to 1.
+    rdp = np.where(rdp > 0, np.maximum(rdp, np.finfo(float).eps), rdp)
     log_delta = (orders - 1) * (rdp - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     log_delta[orders <= 1.01] = np.inf
     chosen = [np.argmin(log_delta), np.argmin(rdp)]
