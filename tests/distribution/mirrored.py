@@ -198,6 +198,33 @@ def what_cannot_be_split_is_refused():
     refused("scope()", lambda: late.fit(X, X[:, :3], 30, verbose=0))
 
 
+def losses_of_several_outputs_are_means_over_the_lot():
+    labels = {"a": X[:22, :2], "b": X[:22, 2:4]}
+    for strategy in (ALONE, STRATEGY):
+        with strategy.scope():
+            inputs = keras.Input([6])
+            outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in labels}
+            model = dp.DPModel(keras.Model(inputs, outputs), physical_batch_size=4)
+            optimizer = dp.DPSGD(noise_multiplier=1.0)
+            model.compile(optimizer, {"a": "mse", "b": "mse"}, loss_weights={"a": 0.5, "b": 2.0})
+        found = model.model(X[:22])
+        wanted = {f"{n}_loss": np.mean((found[n] - labels[n]) ** 2) for n in labels}
+        wanted["loss"] = 0.5 * wanted["a_loss"] + 2 * wanted["b_loss"]
+        logs = model.fit(X[:22], labels, 22, verbose=0).history
+        for name, value in wanted.items():
+            np.testing.assert_allclose(logs[name], [value], rtol=1e-5, err_msg=name)
+
+
+def weights_are_loaded_outside_of_the_scope():
+    made = [make(lambda: dp.DPAdam(noise_multiplier=1.0)) for _ in range(2)]
+    made[0].fit(X, Y, 40, steps_per_epoch=2, verbose=0)
+    made[0].save_weights("adam.weights.h5")
+    made[1].load_weights("adam.weights.h5")
+    np.testing.assert_array_equal(weights(made[1]), weights(made[0]))
+    assert made[1].ledger.steps == made[1].optimizer.steps_taken == 2
+    assert_alike_on_all(made[1])
+
+
 CHECKS = [
     one_device_and_four_take_the_same_steps,
     lots_of_other_laws_are_split,
@@ -208,6 +235,8 @@ CHECKS = [
     a_budget_stops_all,
     saved_and_loaded_it_goes_on,
     what_cannot_be_split_is_refused,
+    losses_of_several_outputs_are_means_over_the_lot,
+    weights_are_loaded_outside_of_the_scope,
 ]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 SCRIPT = pathlib.Path(__file__).with_name("mirrored.py")
-NUMBER_OF_CHECKS = 9
+NUMBER_OF_CHECKS = 11
 
 
 def test_four_devices_train_as_one(tmp_path):

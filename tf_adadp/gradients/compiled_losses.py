@@ -48,8 +48,7 @@ def without_state(loss: CompileLoss) -> CompileLoss:
     """Copies a built CompileLoss; its losses write no Keras variables and raise for no label.
 
     A running statistic of raw predictions, kept by a loss, would reach the gradients of later lots.
-    For labels out of range, see `indices`. The metrics that Keras keeps for each of several
-    losses are still updated.
+    For labels out of range, see `indices`.
     """
 
     def isolated(single):
@@ -63,7 +62,31 @@ def without_state(loss: CompileLoss) -> CompileLoss:
 
         return call
 
-    return _map_losses(loss, isolated, keep_metrics=True)
+    return _map_losses(loss, isolated)
+
+
+def update_metrics(
+    loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any, count: tf.Tensor
+) -> None:
+    """Updates the metrics that Keras keeps for each of several losses, with `count` rows.
+
+    Keras does so when it calls the losses, but where the number of rows is not static, batches of
+    all sizes weigh the same.
+    """
+    metrics = iter(loss.metrics)
+
+    def noted(single):
+        metric = next(metrics)
+
+        def call(*rows):
+            value = single(*rows)
+            metric.update_state(tf.where(count > 0, value, 0.0), sample_weight=count)
+            return value
+
+        return call
+
+    if loss.metrics:
+        _map_losses(without_state(loss), noted)(y, y_pred, sample_weight)
 
 
 def check_reduces_no_batch(loss: CompileLoss, y: Any, y_pred: Any) -> None:
@@ -163,14 +186,14 @@ def _showing_rows(loss, see):
     return _map_losses(loss, shown)
 
 
-def _map_losses(compile_loss, function, keep_metrics=False):
+def _map_losses(compile_loss, function):
     """Copies a built CompileLoss with each of its losses replaced by function(loss).
 
     The copy has no metrics: inside a map over examples they would be updated once, and wrongly, for
     all examples of a physical batch.
     """
     losses = [function(entry.loss) for entry in flat_losses(compile_loss)]
-    return with_losses(compile_loss, losses, keep_metrics)
+    return with_losses(compile_loss, losses)
 
 
 def _without_batch_reduction(loss):

@@ -95,7 +95,8 @@ class SavedWithLedger:
         """
         files.check_whole(filepath)
         if self.compiled and self.model.built and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)  # or its state would be passed by
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)  # or its state would be passed by
         with self._history.loading(filepath):
             super().load_weights(filepath, **kwargs)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_adadp import validation
 from tf_adadp.distribution import replicas
-from tf_adadp.gradients.compiled_losses import without_state
+from tf_adadp.gradients.compiled_losses import update_metrics
 from tf_adadp.gradients.example_loss import weight_regularization
 from tf_adadp.gradients.indices import no_index_stops
 from tf_adadp.training.compiled import Compiled
@@ -84,8 +84,8 @@ class LotStep:
         y, y_pred, sample_weight = tf.nest.map_structure(
             lambda t: None if t is None else tf.boolean_mask(t, real), (y, y_pred, sample_weight)
         )
-        if loss is not None and loss.metrics:
-            without_state(loss)(y, y_pred, sample_weight)
+        if loss is not None:
+            update_metrics(loss, y, y_pred, sample_weight, tf.reduce_sum(mask))
         self._model.compute_metrics(None, y, y_pred, sample_weight)
 
 

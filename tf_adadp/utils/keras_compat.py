@@ -10,6 +10,7 @@ import collections
 from collections.abc import Iterator, Mapping
 
 import keras
+import tensorflow as tf
 from keras.src.backend import compute_output_spec  # symbolic call of any function
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
@@ -26,6 +27,7 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.utils.io_utils import print_msg  # honours keras.config.disable_interactive_logging
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
@@ -62,6 +64,7 @@ __all__ = [
     "flat_metrics",
     "flatten_outputs",
     "function_def_to_graph",
+    "function_number",
     "functional_inputs",
     "gen_array_ops",
     "gen_math_ops",
@@ -87,6 +90,7 @@ __all__ = [
     "own_variables",
     "print_msg",
     "reduce_to_samplewise_values",
+    "renew_constants",
     "saves_legacy_format",
     "seed_generators",
     "set_first_epoch",
@@ -94,6 +98,7 @@ __all__ = [
     "set_keras_mask",
     "set_name_counts",
     "shallow_copy",
+    "skip_function_numbers",
     "trained_variables",
     "training_of_call",
     "uncompiled",
@@ -239,6 +244,18 @@ def loss_tracker_of(model: keras.Model) -> keras.metrics.Mean:
 def build_symbolically(model: keras.Model, batch: tuple) -> None:
     """Builds model, loss and metrics from the shapes of a batch, without one."""
     model._symbolic_build(data_batch=batch)
+    renew_constants(model)
+
+
+def renew_constants(model: keras.Model) -> None:
+    """Builds layers again that keep tensors of the graph that they were built in.
+
+    `Normalization` does so with the statistics that it is given, and could not be called.
+    """
+    for layer in layers_of(model):
+        mean = getattr(layer, "mean", None)
+        if isinstance(layer, keras.layers.Normalization) and tf.is_symbolic_tensor(mean):
+            layer.build_from_config(layer.get_build_config())
 
 
 def evaluates_for_fit(arguments: Mapping[str, object]) -> bool:
@@ -280,14 +297,13 @@ def uncompiled(model: keras.Model) -> keras.Model:
     return copied
 
 
-def with_losses(loss: CompileLoss, losses: list, keep_metrics: bool) -> CompileLoss:
-    """Returns a copy of a built `CompileLoss` with other single losses, in the same order."""
+def with_losses(loss: CompileLoss, losses: list) -> CompileLoss:
+    """Copies a built `CompileLoss`, with other single losses in the same order, without metrics."""
     copied = shallow_copy(loss)
     copied._flat_losses = [
         entry._replace(loss=single) for entry, single in zip(loss._flat_losses, losses, strict=True)
     ]
-    if not keep_metrics:
-        copied._metrics = [None] * len(losses)
+    copied._metrics = [None] * len(losses)
     return copied
 
 
@@ -344,6 +360,17 @@ def set_name_counts(counts: Mapping[str, int]) -> None:
     """Lets Keras go on with the numbers that `name_counts` returned."""
     counts = collections.defaultdict(int, counts)
     global_state.set_global_attribute("object_name_uids", counts)
+
+
+def function_number() -> int:
+    """Returns the next number that TensorFlow names a function by, and uses it up."""
+    return pywrap_tfe.TFE_Py_UID()
+
+
+def skip_function_numbers(last: int) -> None:
+    """Uses up the numbers of functions to the last; they only grow."""
+    while pywrap_tfe.TFE_Py_UID() < last:
+        pass
 
 
 def saves_legacy_format() -> bool:
