@@ -73,6 +73,8 @@ class Session:
     def __init__(self, model: keras.Model, history: ModelLedger):
         self.compiled = self.prepared = self.run = None
         self.callbacks = ()
+        # The form of batches that `prepared` is for; Prepared and train function by other forms.
+        self._form, self._of_other_forms = "", {}
         self._model, self._history = model, history
         self._step: LotStep | None = None
         self._divisor: tf.Variable | None = None  # L of the run, which graphs read
@@ -84,6 +86,7 @@ class Session:
     def compiled_with(self, compiled: Compiled) -> None:
         """Takes up another optimizer and another loss."""
         self.compiled, self.prepared, self._step = compiled, None, None
+        self._form, self._of_other_forms = "", {}
         self._history.follow(compiled.optimizer, compiled.budget)
 
     def refuse_nested(self, method: str) -> None:
@@ -105,8 +108,7 @@ class Session:
         with model.distribute_strategy.scope():
             validation.check_layers(model.model)
             self.compiled.check_unchanged(model)
-            if self.prepared is None:
-                self.prepared = prepare(model, self.compiled, element_spec)
+            self._take_up(element_spec)
             self.prepared.layers.check_unchanged()
             self._history.share()
 
@@ -294,6 +296,24 @@ class Session:
         if self.run is not None:
             self.run.lots = None
         self._history.meet()
+
+    def _take_up(self, element_spec):
+        """Takes up what serves batches of a form: shapes, dtypes, and what there is.
+
+        A train function that met two forms would be traced for sizes that are not known, around an
+        engine that is for one of them.
+        """
+        model = self._model
+        form = repr(tf.nest.map_structure(lambda s: s and (s.shape[1:], s.dtype), element_spec))
+        if form == self._form:
+            return
+        found = self._of_other_forms.pop(form, None)
+        if found is None:
+            found = prepare(model, self.compiled, element_spec), None
+        if self.prepared is not None:
+            self._of_other_forms[self._form] = self.prepared, model.train_function
+        self._form, self._step = form, None
+        self.prepared, model.train_function = found
 
     def _begin(self, law, lots, expected_size):
         """Lets the optimizer check the law, and makes it that of a new run."""
