@@ -94,6 +94,7 @@ def make_engine(
                 _plan("ghost", reason, example_loss, trace.obstacles),
                 gradients=planned,
                 mapped=tuple(layer.name for layer in trace.alone),
+                unreached=trace.unreached,
                 captured=trace.captured,
             )
         except ghost.CannotFollow as cannot:
@@ -105,7 +106,8 @@ def make_engine(
                 ) from None
     traits = _Traits.of(example_loss, element_spec)  # raises before anything runs
     engine, why_sequential = _vectorized_engine(example_loss, traits, jit_compile)
-    return engine, _plan("vectorized", reason + why_sequential, example_loss, obstacles or None)
+    plan = _plan("vectorized", reason + why_sequential, example_loss, obstacles or None)
+    return engine, dataclasses.replace(plan, unreached=traits.unreached)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,7 @@ class _Traits:
         shaped_by_values: the name of an operation whose output's shape depends on values, or None.
         sequential: whether examples are mapped one after the other.
         loss_scale: the fixed factor on the loss.
+        unreached: paths of the trainable weights that the loss does not depend on.
     """
 
     layers: list
@@ -127,16 +130,19 @@ class _Traits:
     shaped_by_values: str | None
     sequential: bool
     loss_scale: float
+    unreached: tuple[str, ...]
 
     @classmethod
     def of(cls, example_loss, element_spec):
         """Traces the loss of one example; raises ValueError if it keeps state or calls Python."""
         layers = layers_of(example_loss.model)
         control_flow = shaped_by_values = None
+        unreached = ()
         if element_spec is not None:
             graph = ExampleGraph(example_loss, _one_example(element_spec))
             graph.check()
             control_flow, shaped_by_values = graph.control_flow(), graph.shaped_by_values()
+            unreached = graph.unreached
         return cls(
             layers=layers,
             element_spec=element_spec,
@@ -146,6 +152,7 @@ class _Traits:
             # a text.
             sequential=_has_masked_recurrence(layers) or shaped_by_values is not None,
             loss_scale=_loss_scale(example_loss.model),
+            unreached=unreached,
         )
 
 

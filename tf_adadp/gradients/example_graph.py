@@ -46,12 +46,16 @@ class ExampleGraph:
 
     def __init__(self, example_loss: ExampleLoss, example: Any):
         self._model = example_loss.model
+        self._read: set[int] = set()  # numbers of the weights that the loss depends on
         weights = [tf.TensorSpec(v.shape, v.dtype) for v in example_loss.trainable_variables]
         seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
 
         @tf.function(autograph=False)
         def one_example(weights, x, y, sample_weight, seeds):
-            return example_loss(weights, x, y, sample_weight, seeds)[0]
+            loss = example_loss(weights, x, y, sample_weight, seeds)[0]
+            read = _operations_behind(loss)
+            self._read = {i for i, weight in enumerate(weights) if weight.op in read}
+            return loss
 
         @tf.function(autograph=False)
         def gradient(weights, x, y, sample_weight, seeds):
@@ -82,6 +86,12 @@ class ExampleGraph:
                 "be a regularizer, or an `add_loss` of that layer.",
             )
 
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Returns the paths of the trainable weights that the loss does not depend on."""
+        variables = self._model.trainable_variables
+        return tuple(v.path for i, v in enumerate(variables) if i not in self._read)
+
     def control_flow(self) -> str | None:
         """Returns the name of a loop or a branch in the graph, or None."""
         return control_flow(self._graph)
@@ -89,6 +99,17 @@ class ExampleGraph:
     def shaped_by_values(self) -> str | None:
         """Returns the name of an operation whose output's shape depends on values, or None."""
         return shaped_by_values(self._graph)
+
+
+def _operations_behind(tensor):
+    """Returns the operations of a graph that a tensor is computed from."""
+    found, left = set(), [tensor.op]
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [t.op for t in op.inputs]
+    return found
 
 
 def read_by(traced: tf.Graph, variables: Sequence[keras.Variable]) -> list[keras.Variable]:

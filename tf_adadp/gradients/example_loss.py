@@ -205,7 +205,7 @@ class ExampleLoss:
 
         Returns:
             `(loss, gradients)`: float32, and ∂(scale·ℓ)/∂(leaf) per leaf of floats of y_pred, then
-            per leaf of logits.
+            per leaf of logits; None for leaves that the loss does not depend on.
         """
         y, y_pred, sample_weight, masks, logits = tf.nest.map_structure(
             lambda t: None if t is None else t[None],
@@ -214,8 +214,8 @@ class ExampleLoss:
         leaves = [t for t in tf.nest.flatten((y_pred, logits)) if _is_floating(t)]
         loss = self._batch_of_one(y, y_pred, sample_weight, masks, logits)
         # No tape: it would record nothing inside of `tf.init_scope`.
-        found = tf.gradients(scale * loss, leaves, unconnected_gradients="zero")
-        return loss, [tf.convert_to_tensor(g)[0] for g in found]
+        found = tf.gradients(scale * loss, leaves)
+        return loss, [None if g is None else tf.convert_to_tensor(g)[0] for g in found]
 
     def _batch_of_one(self, y, y_pred, sample_weight, masks=(), logits=()):
         """Returns the compiled losses of a batch of one, float32."""

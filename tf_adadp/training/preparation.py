@@ -88,6 +88,7 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         augmentation_multiplicity=optimizer.augmentation_multiplicity,
         max_rows=model.physical_batch_size,
     )
+    validation.check_reached(model.model, plan.unreached)
     released = _released(model, compiled, probed, y_pred)
     if not replicas.is_strategy(model.distribute_strategy):  # no batch can be traced there
         validation.warn_of_mixing(model.model, plan, loss, element_spec, y_pred)

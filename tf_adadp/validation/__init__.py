@@ -13,7 +13,7 @@ from tf_adadp.validation.arguments import (
 from tf_adadp.validation.compatible import compatibility_changes, make_compatible
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
-from tf_adadp.validation.mixing import warn_of_mixing
+from tf_adadp.validation.mixing import check_reached, warn_of_mixing
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.tokens import check_tokens
 from tf_adadp.validation.tuners import check_tuner
@@ -27,6 +27,7 @@ __all__ = [
     "check_layers",
     "check_metric_names",
     "check_overrides",
+    "check_reached",
     "check_tokens",
     "check_trainable_state",
     "check_tuner",

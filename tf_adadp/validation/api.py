@@ -17,6 +17,7 @@ from tf_adadp.utils.keras_compat import (
     compile_loss_of,
     compute_output_spec,
     functional_inputs,
+    renew_constants,
     user_loss,
 )
 from tf_adadp.utils.problems import Problem
@@ -33,6 +34,7 @@ from tf_adadp.validation.mixing import (
     dropped_problems,
     loss_problems,
     mixing_problems,
+    unreached_problems,
 )
 from tf_adadp.validation.report import Report
 
@@ -135,7 +137,8 @@ def _problems(model, loss, x, y):
     )
     example_loss = ExampleLoss(model, compile_loss)
     try:
-        effects = list(ExampleGraph(example_loss, example).problems())
+        graph = ExampleGraph(example_loss, example)
+        effects = list(graph.problems())
         yield from effects
         if effects:
             return
@@ -149,6 +152,7 @@ def _problems(model, loss, x, y):
             if problem.where not in seen:
                 yield problem
         if compile_loss is not None:
+            yield from unreached_problems(model, graph.unreached)
             yield from loss_problems(loss_obstacles(compile_loss, spec[1], y_pred))
     except Exception as error:
         yield _failure(model, error, x)
@@ -175,6 +179,7 @@ def _built(model, loss, spec):
     """Builds model and loss; returns `(CompileLoss or None, spec with labels, y_pred, y)`."""
     x, y, _ = probe(spec)
     y_pred = compute_output_spec(model, x)
+    renew_constants(model)
     if loss is None:
         return None, (spec[0], None, None), y_pred, y
     if y is None:

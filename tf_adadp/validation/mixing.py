@@ -4,7 +4,7 @@ The findings come from the proof that the gradient engine makes (`gradients.proo
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,8 +14,13 @@ from tf_adadp.gradients import ghost
 from tf_adadp.gradients.compiled_losses import loss_obstacles, probe
 from tf_adadp.gradients.example_loss import ExampleLoss
 from tf_adadp.gradients.proof.obstacles import Obstacle
-from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, layers_of
-from tf_adadp.utils.problems import Problem
+from tf_adadp.utils.keras_compat import (
+    CompileLoss,
+    compute_output_spec,
+    layers_of,
+    own_variables,
+)
+from tf_adadp.utils.problems import Problem, raise_first
 from tf_adadp.validation.layers import adapter_problems, override_problems
 
 _LENGTH = 8  # of axes of unknown size
@@ -108,6 +113,36 @@ def dropped_problems(model: keras.Model, dropped: Iterable[str]) -> Iterator[Pro
         )
 
 
+def unreached_problems(model: keras.Model, unreached: Collection[str]) -> Iterator[Problem]:
+    """Yields problems of trainable weights, by their paths, that no loss depends on.
+
+    One for each layer that owns such weights; an error where there are no others.
+    """
+    if len(unreached) == len(model.trainable_variables) > 0:
+        yield Problem(
+            f"The model {model.name!r}",
+            "has no loss that depends on its weights: training would add noise to them, and spend "
+            "privacy, for nothing",
+            "Compile with a loss, or let a layer call add_loss.",
+        )
+        return
+    for layer in layers_of(model):
+        paths = [v.path for v in own_variables(layer) if v.path in unreached]
+        if paths:
+            yield Problem(
+                _where(model, layer.name),
+                f"has trainable weights that no loss depends on, {', '.join(paths)}: private steps "
+                "move them by noise alone",
+                "Compile a loss for every output, or freeze them (trainable = False).",
+                "warning",
+            )
+
+
+def check_reached(model: keras.Model, unreached: Collection[str]) -> None:
+    """Raises ValueError where no loss depends on any weight."""
+    raise_first(unreached_problems(model, unreached))
+
+
 def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem]:
     """Yields a `Problem` for each of `loss_obstacles`."""
     for name, obstacle in obstacles:
@@ -139,6 +174,7 @@ def warn_of_mixing(
         *override_problems(model),
         *adapter_problems(model),
         *dropped_problems(model, plan.dropped),
+        *unreached_problems(model, plan.unreached),
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),
         *loss_problems(pair for pair in losses if pair[1].is_announced),
     ):

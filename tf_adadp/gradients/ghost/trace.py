@@ -7,7 +7,6 @@ the one that training calls.
 import contextlib
 import copy
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -154,6 +153,7 @@ class Trace:
         obstacles: why, for those that were found out (`trace_model`).
         captured: names of the constants that the model holds.
         loops_over_losses: whether losses are worked on one example after the other.
+        unreached: paths of the trainable weights that no loss depends on.
 
     Raises:
         CannotFollow: examples meet, or may meet.
@@ -234,6 +234,7 @@ class Trace:
             self._check(penalty, "a loss that a layer adds")
             ys.append(penalty)
             upstream.append(tf.fill(tf.shape(penalty), self._loss_scale))
+        has_loss = bool(ys)
         if not ys:  # no loss at all, as where a plan is asked for before there are labels
             ys = [t for t in predictions if t.dtype.is_floating]
             upstream = [tf.zeros_like(t) for t in ys]
@@ -242,9 +243,12 @@ class Trace:
         uses = [op for op in follower.uses if not (_only_passes_on(op) or op.name in mapped)]
         self._find_parts(graph, ys, upstream, uses, trainable)
         self._check_reads(graph)
+        reached = {part.number for part in self.parts} if has_loss else ()
+        variables = self.example_loss.trainable_variables
+        self.unreached = tuple(v.path for i, v in enumerate(variables) if i not in reached)
         self._gradients = [
             self._sum_of_parts(number, variable, batch_size)
-            for number, variable in enumerate(self.example_loss.trainable_variables)
+            for number, variable in enumerate(variables)
         ]
         tensors = [
             {name: t for name, t in vars(rows).items() if tf.is_tensor(t)}
@@ -267,16 +271,21 @@ class Trace:
             return tf.zeros([batch_size]), [], []
 
         examples = (y, y_pred, sample_weight, masks, logits)
-        call, self.loops_over_losses = traced_map(
-            functools.partial(self.example_loss.loss_and_gradients, scale=self._loss_scale),
-            examples,
-        )
+        leaves = [t for t in tf.nest.flatten((y_pred, logits)) if t is not None]
+        leaves = [t for t in leaves if t.dtype.is_floating]
+        reached = []
+
+        def of_example(*example):
+            loss, found = self.example_loss.loss_and_gradients(*example, scale=self._loss_scale)
+            reached[:] = [t for t, g in zip(leaves, found, strict=True) if g is not None]
+            return loss, [g for g in found if g is not None]
+
+        call, self.loops_over_losses = traced_map(of_example, examples)
         losses, found = call()
         self._follower.trust(losses.op, num_mapped(examples))
         self._follower.advance(losses.graph.get_operations())
         self._check(losses, "the loss")  # which may capture tensors of the model
-        leaves = [t for t in tf.nest.flatten((y_pred, logits)) if t is not None]
-        return losses, [t for t in leaves if t.dtype.is_floating], list(found)
+        return losses, reached, list(found)
 
     def _find_parts(self, graph, ys, upstream, uses, trainable):
         """Fills `parts`: one `tf.gradients` for all places where weights meet examples."""
