@@ -40,7 +40,7 @@ def test_delta(epsilon):
 
 @pytest.mark.parametrize("sigma", [1e8, 1e9, 1e12, 1e150])
 def test_delta_of_nearly_nothing(sigma):
-    """Where dp_accounting takes the logarithm of 0. Exact for one Gaussian, ε = 0: 2Φ(1/2σ) − 1."""
+    """Compares δ with one Gaussian's 2Φ(1/2σ) − 1 at ε = 0, where dp_accounting takes log(0)."""
     delta = improved_delta(ORDERS, ORDERS / (2 * sigma**2), 0.0)
     assert math.erf(1 / (2**1.5 * sigma)) <= delta < 2e-8
     assert improved_delta(ORDERS, ORDERS / (2 * sigma**2), 1.0) < 1e-20

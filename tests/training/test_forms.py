@@ -21,7 +21,7 @@ FORMS = {
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
 def test_each_fit_may_have_data_of_another_form(engine, compiled):
-    """On all records, without noise, each fit is a step of gradient descent on its data."""
+    """Compares fits on all records, without noise, with gradient descent on the same data."""
     private = private_model(exact_sgd(), wrap={"gradient_engine": engine}, **compiled)
     steps, model = 2, keras.models.clone_model(private.model)
     model.set_weights(private.model.get_weights())
