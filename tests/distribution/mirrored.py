@@ -3,6 +3,7 @@
 Devices are laid out before TensorFlow computes anything, so pytest's process cannot have them.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -200,17 +201,22 @@ def what_cannot_be_split_is_refused():
 
 def losses_of_several_outputs_are_means_over_the_lot():
     labels = {"a": X[:22, :2], "b": X[:22, 2:4]}
-    for strategy in (ALONE, STRATEGY):
+    given = np.linspace(0.0, 2.0, 22)
+    kinds = ("sum_over_batch_size", "sum", "none", "mean_with_sample_weight")
+    for strategy, reduction in itertools.product((ALONE, STRATEGY), kinds):
         with strategy.scope():
             inputs = keras.Input([6])
             outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in labels}
             model = dp.DPModel(keras.Model(inputs, outputs), physical_batch_size=4)
+            losses = {"a": keras.losses.MeanSquaredError(reduction=reduction), "b": "mse"}
             optimizer = dp.DPSGD(noise_multiplier=1.0)
-            model.compile(optimizer, {"a": "mse", "b": "mse"}, loss_weights={"a": 0.5, "b": 2.0})
+            model.compile(optimizer, losses, loss_weights={"a": 0.5, "b": 2.0})
         found = model.model(X[:22])
-        wanted = {f"{n}_loss": np.mean((found[n] - labels[n]) ** 2) for n in labels}
+        each = {n: np.mean((found[n] - labels[n]) ** 2, axis=1) for n in labels}
+        wanted = {f"{n}_loss": np.mean(given * each[n]) for n in labels}
         wanted["loss"] = 0.5 * wanted["a_loss"] + 2 * wanted["b_loss"]
-        logs = model.fit(X[:22], labels, 22, verbose=0).history
+        weights = {"a": given, "b": given}
+        logs = model.fit(X[:22], labels, 22, sample_weight=weights, verbose=0).history
         for name, value in wanted.items():
             np.testing.assert_allclose(logs[name], [value], rtol=1e-5, err_msg=name)
 

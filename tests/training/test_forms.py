@@ -46,7 +46,9 @@ class MeanOverLength(keras.layers.Layer):
         return keras.ops.sum(x, axis=1) / x.shape[1]
 
 
-def test_each_length_has_an_engine_of_its_own():
+@pytest.mark.parametrize("kept", [0, 16])
+def test_each_length_has_an_engine_of_its_own(kept, monkeypatch):
+    monkeypatch.setattr("tf_adadp.training.session._MOST_FORMS", kept)
     layers = [keras.layers.Embedding(9, 4), MeanOverLength(), keras.layers.Dense(3)]
     private = private_model(exact_sgd(), keras.Sequential(layers))
     tokens = np.random.default_rng(1).integers(0, 9, (ROWS, 12))
@@ -61,6 +63,7 @@ def test_each_length_has_an_engine_of_its_own():
         model.train_on_batch(tokens[:, :length], Y)
         for mine, theirs in zip(private.model.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6, err_msg=str(length))
+    assert len(private.session._of_other_forms) == min(kept, 2)
 
 
 def test_released_means_begin_anew_with_each_form():

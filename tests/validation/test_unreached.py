@@ -55,6 +55,8 @@ def test_nothing_is_said_where_each_weight_has_a_part(engine):
     other = keras.layers.Dense(3, name="other")
     model = keras.Model(inputs, [dense(inputs), Added()(other(inputs))])
     losses = ["sparse_categorical_crossentropy", None]
+    private = private_model(None, model, {"gradient_engine": engine}, loss=losses, metrics=None)
+    assert private.gradient_plan().unreached == ()  # before there are labels
     private, told = fit(model, engine, losses, [Y, Y])
     assert (private.gradient_plan().unreached, told) == ((), [])
     other.trainable = False  # frozen weights get no noise

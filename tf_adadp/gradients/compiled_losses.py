@@ -70,23 +70,27 @@ def update_metrics(
 ) -> None:
     """Updates the metrics that Keras keeps for each of several losses, with `count` rows.
 
-    Keras does so when it calls the losses, but where the number of rows is not static, batches of
-    all sizes weigh the same.
+    They become means of w·loss(y, y_pred) over the examples. Keras updates them when it calls the
+    losses, but where the number of rows is not static, batches of all sizes weigh the same.
     """
-    metrics = iter(loss.metrics)
+    if not loss.metrics:
+        return
+    alone = _map_losses(loss, _without_batch_reduction)
+    sums = [entry.loss.reduction == "sum" for entry in flat_losses(alone)]
+    each = zip(loss.metrics, sums, strict=True)
 
     def noted(single):
-        metric = next(metrics)
+        metric, is_sum = next(each)
 
         def call(*rows):
             value = single(*rows)
-            metric.update_state(tf.where(count > 0, value, 0.0), sample_weight=count)
+            mean = tf.math.divide_no_nan(value, count) if is_sum else value
+            metric.update_state(tf.where(count > 0, mean, 0.0), sample_weight=count)
             return value
 
         return call
 
-    if loss.metrics:
-        _map_losses(without_state(loss), noted)(y, y_pred, sample_weight)
+    _map_losses(without_state(alone), noted)(y, y_pred, sample_weight)
 
 
 def check_reduces_no_batch(loss: CompileLoss, y: Any, y_pred: Any) -> None:

@@ -162,7 +162,7 @@ def plan_from_inputs(model: keras.Model, compiled: Compiled) -> Any:
         element_spec=(spec, None, None),
         microbatch_size=compiled.optimizer.microbatch_size,
     )
-    return plan
+    return dataclasses.replace(plan, unreached=())  # not known either
 
 
 def _engine_jit(model, compiled):

@@ -42,6 +42,7 @@ _RAW_METRICS = (
     "compile(released_metrics=tf_adadp.ReleasedMetrics(...)) releases them with noise, "
     "log_raw_metrics=False leaves them out, log_raw_metrics=True says that you know."
 )
+_MOST_FORMS = 16  # of batches, besides the last, whose graphs are kept
 _NO_LOGS = "no logs"  # the result of Keras's train function may not be empty
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
@@ -312,6 +313,8 @@ class Session:
             found = prepare(model, self.compiled, element_spec), None
         if self.prepared is not None:
             self._of_other_forms[self._form] = self.prepared, model.train_function
+        if len(self._of_other_forms) > _MOST_FORMS:
+            del self._of_other_forms[next(iter(self._of_other_forms))]
         self._form, self._step = form, None
         self.prepared, model.train_function = found
 
