@@ -19,7 +19,14 @@ FORMS = {
 
 
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        {},
+        pytest.param({"steps_per_execution": 2}, marks=pytest.mark.extended),
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.extended),
+    ],
+)
 def test_each_fit_may_have_data_of_another_form(engine, compiled):
     """Compares fits on all records, without noise, with gradient descent on the same data."""
     private = private_model(exact_sgd(), wrap={"gradient_engine": engine}, **compiled)
