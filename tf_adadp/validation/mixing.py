@@ -178,7 +178,7 @@ def warn_of_mixing(
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),
         *loss_problems(pair for pair in losses if pair[1].is_announced),
     ):
-        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=5)
+        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=6)
 
 
 def _where(model, layer):
