@@ -24,7 +24,7 @@ import tf_adadp as dp
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(record.Recipe):
-    """Base of plans, which also have a `space` to draw from and make the recipe of a `trial`.
+    """Base of plans: they have a `space` to draw from, {name: values}, and `trial(**drawn)`.
 
     Attributes:
         mean_trials: mean number m of trainings.
@@ -41,15 +41,6 @@ class Plan(record.Recipe):
     delta: float = 1e-5
     accountants: ClassVar = ("rdp",)  # no other bounds a search
     secret_time: ClassVar = True  # it tells the number of trials
-
-    @property
-    def space(self):
-        """Returns what trials draw from: {name: values}."""
-        raise NotImplementedError
-
-    def trial(self, **choice):
-        """Returns the recipe of a trial."""
-        raise NotImplementedError
 
 
 def searched(parts, classifier, plan, epsilon, ledger=None):

@@ -52,16 +52,15 @@ def test_nothing_is_said_where_each_weight_has_a_part(engine):
 
     inputs = keras.Input((6,))
     dense = keras.layers.Dense(3)
-    other = keras.layers.Dense(3, name="other")
+    other = keras.layers.Dense(3)
     model = keras.Model(inputs, [dense(inputs), Added()(other(inputs))])
     losses = ["sparse_categorical_crossentropy", None]
     private = private_model(None, model, {"gradient_engine": engine}, loss=losses, metrics=None)
     assert private.gradient_plan().unreached == ()  # before there are labels
     private, told = fit(model, engine, losses, [Y, Y])
     assert (private.gradient_plan().unreached, told) == ((), [])
-    other.trainable = False  # frozen weights get no noise
     head = two_heads()
-    head.get_layer("b").trainable = False
+    head.get_layer("b").trainable = False  # frozen weights get no noise
     _, told = fit(head, engine, {"a": "sparse_categorical_crossentropy"}, {"a": Y, "b": Y})
     assert told == []
 

@@ -75,8 +75,7 @@ def update_metrics(
     """
     if not loss.metrics:
         return
-    alone = _map_losses(loss, _without_batch_reduction)
-    sums = [entry.loss.reduction == "sum" for entry in flat_losses(alone)]
+    sums = [_without_batch_reduction(e.loss).reduction == "sum" for e in flat_losses(loss)]
     each = zip(loss.metrics, sums, strict=True)
 
     def noted(single):
@@ -90,7 +89,7 @@ def update_metrics(
 
         return call
 
-    _map_losses(without_state(alone), noted)(y, y_pred, sample_weight)
+    _map_losses(each_alone(loss), noted)(y, y_pred, sample_weight)
 
 
 def check_reduces_no_batch(loss: CompileLoss, y: Any, y_pred: Any) -> None:
