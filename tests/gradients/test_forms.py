@@ -146,6 +146,13 @@ def _metric(name, shape):
         "scalar": (0.3, None),
         "first axis": (rng.uniform(0.1, 2, [shape[0], *ones[1:]]), None),
         "last axis": (rng.uniform(0.1, 2, shape[-1]), None),
+        "factors": (_factors(shape, lambda n: rng.uniform(0.1, 2, n)), None),
+        "factors far apart": (_factors(shape, lambda n: 10.0 ** rng.uniform(-5, 5, n)), None),
+        "factors with zeros": (_factors(shape, lambda n: np.arange(n) % 3), None),
+        "factors and centre": (
+            _factors(shape, lambda n: rng.uniform(0.1, 2, n)),
+            rng.normal(size=shape) * 0.01,
+        ),
         "full": (some, None),
         "far apart": (10.0 ** rng.uniform(-9, 9, shape), None),
         "zeros": (np.where(rng.uniform(size=shape) < 0.4, 0, some), None),
@@ -164,8 +171,15 @@ def _metric(name, shape):
     }[name]
 
 
+def _factors(shape, draw):
+    """Scales as a product of those along the first axes and those along the last one."""
+    lead = np.prod(shape[:-1], dtype=int)
+    return draw(lead).reshape([*shape[:-1], 1]), draw(shape[-1])
+
+
 METRICS = [
-    "none", "scalar", "first axis", "last axis", "full", "far apart", "zeros", "all zero",
+    "none", "scalar", "first axis", "last axis", "factors", "factors far apart",
+    "factors with zeros", "factors and centre", "full", "far apart", "zeros", "all zero",
     "scalar centre", "near centre", "far centre", "zeros and centre", "far apart, centre",
 ]  # fmt: skip
 
@@ -174,6 +188,8 @@ def _check_measure(form, dense, b, a, weights):
     scales = None if b is None else AxisScales(b, a)
     squares, weighted_sum = form.measure(scales)
     shape = dense.shape[1:]
+    if isinstance(b, tuple):
+        b = np.multiply(*[np.float64(np.float32(factor)) for factor in b])
     b = np.ones(shape) if b is None else np.broadcast_to(np.float64(np.float32(b)), shape)
     a = np.zeros(shape) if a is None else np.broadcast_to(np.float64(np.float32(a)), shape)
     differences = np.where(b > 0, dense - a, 0)
@@ -324,6 +340,18 @@ def test_the_form_of_a_sequence_follows_from_its_cost():
 def test_products_must_fit_the_layout():
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="compatible"):
         OuterProducts(tf.zeros([2, 7]), tf.zeros([2, COLUMNS]), LAYOUTS["plain"])
+
+
+def test_scales_as_factors_leave_the_form():
+    """Norms of a product of scales of rows and of columns come from the factors a and d."""
+    a, d = _rng(8).normal(size=(3, 2, 40)), _rng(9).normal(size=(3, 2, 30))
+    form = SequenceProducts(_tensor(a), _tensor(d), MatrixLayout((40, 30), [0]))
+    assert form.form == "gram"
+    rows, columns = _rng(10).uniform(0.5, 2, (40, 1)), _rng(11).uniform(0.5, 2, (1, 30))
+    form.materialize = None  # not called
+    squares, _ = form.measure(AxisScales((rows, columns)))
+    gradients = np.einsum("xti,xto->xio", a, d) / (rows * columns)
+    np.testing.assert_allclose(squares, (gradients**2).sum((1, 2)), rtol=1e-4)
 
 
 def test_scales_must_broadcast():

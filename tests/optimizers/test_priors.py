@@ -89,6 +89,30 @@ def test_rows_and_columns_make_a_matrix_of_rank_one():
     np.testing.assert_allclose(prior.moments()[0], sizes**2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("exponent", [0.25, 0.5])
+def test_rows_and_columns_are_factors_with_a_floor_each(exponent):
+    """r² = V·R·K: of two matrices of rank one and two vectors, known without noise."""
+    rng = np.random.default_rng(4)
+    rows, columns = 10.0 ** rng.uniform(-2, 1, (5, 1)), 10.0 ** rng.uniform(-2, 1, (1, 7))
+    sizes = [rows * columns, np.full(7, 0.1), 3 * columns.T * rows.T, np.full(5, 0.0)]
+    names = [_variable(s.shape, f"v{i}") for i, s in enumerate(sizes)]
+    prior = priors.ExponentialPrior(pooling="both", exponent=exponent, shrinkage=False, floor=0.3)
+    _feed(_built(prior, names), rng, 3, sizes, 0.0)
+    powers = [np.abs(s) ** (4 * exponent) for s in sizes]  # of r² before the floors
+    totals = np.array([p.mean() for p in powers])
+    counts = np.array([p.size for p in powers])
+    relative = totals / (totals @ counts / counts.sum())
+    for factors, r, of, total in zip(prior.factors(), prior.shape(), powers, relative, strict=True):
+        expected = 0.09 + 0.91 * total
+        if of.ndim == 2:
+            assert [f.shape.as_list() for f in factors] == [[len(of), 1], [1, of.shape[1]]]
+            for axis in (0, 1):
+                side = of.mean(axis, keepdims=True) / of.mean()
+                expected = expected * (0.3 + 0.7 * side)
+        np.testing.assert_allclose(r, np.sqrt(expected) * np.ones_like(r), rtol=1e-4)
+        np.testing.assert_allclose(np.prod(np.broadcast_arrays(*factors), axis=0), r, rtol=1e-6)
+
+
 def test_shrinkage_keeps_pure_noise_flat():
     """Without signal the shape is close to 1, where the unshrunk one is not. Rows of 20 entries,
     30 releases, five runs of a fixed seed."""

@@ -23,14 +23,15 @@ class Ellipsoid(ScaledRows):
     not depend on the rounding of w. A coordinate with b_i = 0 (or below 2⁻¹⁰⁰) gets v_i = s_i = 0.
 
     Args:
-        scales: b ≥ 0, per variable a tensor that broadcasts to the variable's shape.
+        scales: b ≥ 0, per variable a tensor that broadcasts to the variable's shape, or a tuple of
+            such tensors whose product b is; see `AxisScales`.
         center: a, per variable a tensor that broadcasts likewise, or None for 0.
         gamma: None, or γ in [1e-10, 1e10] for v = b∘w/(‖w‖₂ + γ): relative to the ellipsoid.
     """
 
     def __init__(
         self,
-        scales: Sequence[tf.Tensor],
+        scales: Sequence[tf.Tensor | tuple[tf.Tensor, ...]],
         center: Sequence[tf.Tensor] | None = None,
         gamma: float | None = None,
     ):
@@ -55,6 +56,6 @@ class Ellipsoid(ScaledRows):
     def noise_stddev(
         self, noise_multiplier: float | tf.Tensor, num_variables: int
     ) -> list[tf.Tensor]:
-        """Returns σ*·b, of the shapes of `scales`."""
+        """Returns σ*·b, of the shapes of `scales` (of the products)."""
         check_length("scales", self._blocks, num_variables)
         return [stddev(noise_multiplier, block.scale) for block in self._blocks]

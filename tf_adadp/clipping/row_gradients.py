@@ -90,13 +90,23 @@ class AxisScales:
     """Holds the metric of an ellipsoid in one variable, (g − a)/b, with the parts that norms need.
 
     Args:
-        scale: b ≥ 0, a tensor that broadcasts to the variable's shape. Coordinates with b = 0 (or
-            below 2⁻¹⁰⁰) are left out.
+        scale: b ≥ 0, a tensor that broadcasts to the variable's shape, or a tuple of such tensors
+            whose product b is: norms of a ⊗ d come from a and d where each factor is constant along
+            rows or columns. Coordinates where b or a factor is 0 (or below 2⁻¹⁰⁰) are left out.
         center: a, likewise, or None for 0.
+
+    Attributes:
+        scale, inverse: b and 1/b, 0 where b is 0.
+        inverse_factors: 1/b as a tuple of factors.
     """
 
-    def __init__(self, scale: tf.Tensor, center: tf.Tensor | None = None):
-        scale = tf.cast(scale, tf.float32)
+    def __init__(self, scale: tf.Tensor | tuple[tf.Tensor, ...], center: tf.Tensor | None = None):
+        factors = scale if isinstance(scale, tuple) else (scale,)
+        factors = [tf.cast(factor, tf.float32) for factor in factors]
+        self.inverse_factors = tuple(
+            tf.math.reciprocal_no_nan(tf.where(f < SMALLEST_SCALE, 0.0, f)) for f in factors
+        )
+        scale = math.prod(tf.where(f < SMALLEST_SCALE, 0.0, f) for f in factors)
         self.scale = tf.where(scale < SMALLEST_SCALE, 0.0, scale)
         self.center = None if center is None else tf.cast(center, tf.float32)
         # Here and not where they are used: a loop body would work them out again for every batch.

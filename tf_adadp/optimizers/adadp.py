@@ -1,5 +1,6 @@
 """ADADP: an adaptive learning rate and adaptive noise."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,9 +118,8 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
         if self.scale_step and self.prior != "raw":
             # The shape that this release was made with: `super` changes the prior.
             # A coordinate without noise, r = 0, has no gradient either.
-            self._step_factors = self._shape_layout.unpack(
-                [tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self._shape_vectors()]
-            )
+            inverse = [tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self._factor_vectors()]
+            self._step_factors = [math.prod(of) for of in self._unpacked(inverse)]
         try:
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:

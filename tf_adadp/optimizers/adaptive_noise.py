@@ -1,5 +1,6 @@
 """Shapes noise by a prior, for ADADP and ADAN."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -137,19 +138,22 @@ class AdaptiveNoise(DPOptimizer):
             return
         # r is computed once per release and kept: computed again for the noise, it could differ
         # from the r that gradients were clipped with.
-        shape = self._next_shape()
-        for r, v in zip(shape, variables, strict=True):
-            if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
-                raise ValueError(
-                    f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
-                    f"{v.path!r} of shape {tuple(v.shape)}. Return a shape that broadcasts to it."
-                )
-        self._shape_layout = FlatGroups([r.shape for r in shape])
-        self._kept_shape = [
+        factors = self._next_factors()
+        for of, v in zip(factors, variables, strict=True):
+            for r in of:
+                if tf.broadcast_static_shape(r.shape, tf.TensorShape(v.shape)) != tuple(v.shape):
+                    raise ValueError(
+                        f"The prior {type(self._prior).__name__} has shape {tuple(r.shape)} for "
+                        f"{v.path!r} of shape {tuple(v.shape)}. Return a shape that broadcasts to "
+                        "it."
+                    )
+        self._num_factors = [len(of) for of in factors]
+        self._factor_layout = FlatGroups([r.shape for of in factors for r in of])
+        self._kept_factors = [
             self._add_state((n,), f"noise_shape_{j}")
-            for j, n in enumerate(self._shape_layout.lengths())
+            for j, n in enumerate(self._factor_layout.lengths())
         ]
-        self._keep_shape(shape)
+        self._keep_factors(factors)
 
     def clipping_set(self) -> sets.ClippingSet:
         """Returns the set of this step: an ellipsoid or a box; in the warm-up the ball."""
@@ -158,21 +162,21 @@ class AdaptiveNoise(DPOptimizer):
         if self.clipping == "ellipsoid":
             scales = self._ellipsoid_scales()
             return self.with_statistics(sets.Ellipsoid(scales, gamma=self._relative_gamma()))
-        kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
+        kept = self._kept()
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
-        bounds = self._shape_layout.unpack([scale * r for r in kept])
         box = sets.Box(
             [
-                tf.broadcast_to(c, v.shape)
-                for c, v in zip(bounds, self._trainable_variables, strict=True)
+                tf.broadcast_to(math.prod(of, start=scale), v.shape)
+                for of, v in zip(self._unpacked(kept), self._trainable_variables, strict=True)
             ]
         )
         return sets.Switch(self._is_warm(kept), box, sets.L2Ball(self.l2_norm_clip))
 
     def _ellipsoid_scales(self):
-        """Returns C·r, per variable."""
+        """Returns C·r per variable, as a tuple of factors."""
         norm = self.current_clip_norm()
-        return self._shape_layout.unpack([norm * r for r in self._shape_vectors()])
+        factors = self._unpacked(self._factor_vectors())
+        return [(norm * of[0], *of[1:]) for of in factors]
 
     def _relative_gamma(self):
         """Returns γ in the metric of the ellipsoid, where the clip norm is 1."""
@@ -186,13 +190,21 @@ class AdaptiveNoise(DPOptimizer):
         """
         if self.prior == "raw":
             raise ValueError('noise_shape: with prior="raw" the noise shows raw gradients.')
-        return self._shape_layout.unpack(self._shape_vectors())
+        return [math.prod(of) for of in self._unpacked(self._factor_vectors())]
 
-    def _shape_vectors(self):
-        """Returns r as it is kept: the vectors of `_shape_layout`."""
-        kept = [tf.convert_to_tensor(r.value) for r in self._kept_shape]
+    def _factor_vectors(self):
+        """Returns the factors of r as they are kept, the vectors of `_factor_layout`."""
+        kept = self._kept()
         warm = self._is_warm(kept)
         return [tf.where(warm, r, 1.0) for r in kept]
+
+    def _kept(self):
+        return [tf.convert_to_tensor(r.value) for r in self._kept_factors]
+
+    def _unpacked(self, vectors):
+        """Returns a tuple of factors per variable."""
+        factors = iter(self._factor_layout.unpack(vectors))
+        return [tuple(itertools.islice(factors, n)) for n in self._num_factors]
 
     def _printed_set(self):
         """Returns the set of Algorithm 1, lines 6–20."""
@@ -231,21 +243,25 @@ class AdaptiveNoise(DPOptimizer):
     def _observe(self, released, stddevs):
         if self.prior != "raw":
             self._prior.update(released, stddevs)
-            self._keep_shape(self._next_shape())
+            self._keep_factors(self._next_factors())
 
-    def _keep_shape(self, shape):
-        shapes = [tuple(r.shape) for r in shape]
-        if shapes != self._shape_layout.shapes:
+    def _keep_factors(self, factors):
+        factors = [r for of in factors for r in of]
+        shapes = [tuple(r.shape) for r in factors]
+        if shapes != self._factor_layout.shapes:
             raise ValueError(
                 f"The prior {type(self._prior).__name__} has shapes {shapes}, and had "
-                f"{self._shape_layout.shapes} when it was built: give the same every time."
+                f"{self._factor_layout.shapes} when it was built: give the same every time."
             )
-        for kept, r in zip(self._kept_shape, self._shape_layout.pack(shape), strict=True):
+        for kept, r in zip(self._kept_factors, self._factor_layout.pack(factors), strict=True):
             kept.assign(r)
 
-    def _next_shape(self):
-        """Returns r of the next release, from the prior and other public facts. A hook."""
-        return self._prior.shape()
+    def _next_factors(self):
+        """Returns r of the next release, from the prior and other public facts. A hook.
+
+        Per variable a tuple of factors, see `Prior.factors`.
+        """
+        return self._prior.factors()
 
     def event(self, law: SamplingLaw) -> dp_accounting.DpEvent:
         """Returns one Gaussian event of multiplier σ*; ε = ∞ with the printed prior."""

@@ -175,14 +175,17 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         squares = [tf.square(tf.convert_to_tensor(w.value)) for w in self._direction]
         return normalized(squares, [tuple(w.shape) for w in self._direction], exponent=0.5)
 
-    def _next_shape(self):
+    def _next_factors(self):
         """Returns (v/abs(w))^(1/3), mean square 1, for ellipsoids; for boxes the prior's shape."""
-        shape = super()._next_shape()
+        factors = super()._next_factors()
         if self.clipping == "local":
-            return shape
-        scales = [r * tf.pow(w, -1 / 3) for r, w in zip(shape, self.importances(), strict=True)]
+            return factors
+        scales = [
+            math.prod(of, start=tf.pow(w, -1 / 3))
+            for of, w in zip(factors, self.importances(), strict=True)
+        ]
         total = tf.add_n([tf.reduce_sum(tf.square(r)) for r in scales])
-        return [r * tf.math.rsqrt(total / self._num_scalars) for r in scales]
+        return [(r * tf.math.rsqrt(total / self._num_scalars),) for r in scales]
 
     def clipping_set(self) -> sets.ClippingSet:
         """Returns the set of this step; see the class."""
@@ -255,7 +258,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         )
         for w, r in zip(self._direction, released, strict=True):
             w.assign(r)
-        self._keep_shape(self._next_shape())
+        self._keep_factors(self._next_factors())
 
     @property
     def uncharged_releases(self) -> int:

@@ -31,11 +31,22 @@ def scaled_rows(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return rows * tf.math.reciprocal_no_nan(largest)[..., None], largest
 
 
-def absorbed(inverse: tf.Tensor, a: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Multiplies a metric [i, 1] into a, or a metric [1, o] into d."""
-    if inverse.shape[1] == 1:
-        return a * inverse[:, 0], d
-    return a, d * inverse[0]
+def absorbed(
+    inverse_factors: Sequence[tf.Tensor], a: tf.Tensor, d: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Multiplies the factors of a metric into a ([i, 1]) and d ([1, o]); None where one is neither.
+
+    Adds at most three roundings per factor to every product a_i·d_o: of the reciprocal, of the
+    multiplication, and of the product of the factors that the noise follows.
+    """
+    for inverse in inverse_factors:
+        if 1 not in inverse.shape:
+            return None
+        if inverse.shape[1] == 1:
+            a *= inverse[:, 0]
+        else:
+            d *= inverse[0]
+    return a, d
 
 
 def weighted(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -55,10 +55,11 @@ class OuterProducts(Factored):
         if axis_scales is None:
             return tf.square(row_norms(a) * row_norms(d)) * common.margin(4)
         axis_scales.checked(self.shape)
-        inverse = self.layout.to_matrix(axis_scales.inverse)
-        if 1 in inverse.shape:  # b is constant along rows or columns of the matrix
-            a, d = common.absorbed(inverse, a, d)
-            return tf.square(row_norms(a) * row_norms(d)) * common.margin(8)
+        factors = [self.layout.to_matrix(f) for f in axis_scales.inverse_factors]
+        absorbed = common.absorbed(factors, a, d)
+        if absorbed is not None:
+            a, d = absorbed
+            return tf.square(row_norms(a) * row_norms(d)) * common.margin(4 + 6 * len(factors))
         return self._full_squares(axis_scales) * common.margin(4)
 
     def _full_squares(self, axis_scales):

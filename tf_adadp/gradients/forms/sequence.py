@@ -46,14 +46,10 @@ class SequenceProducts(Factored):
 
     def measure(self, axis_scales: AxisScales | None = None) -> tuple[tf.Tensor, WeightedSum]:
         """See `RowGradients.measure`."""
-        a, d = self._a, self._d
-        if axis_scales is not None:
-            axis_scales.checked(self.shape)
-            inverse = self.layout.to_matrix(axis_scales.inverse)
-            if axis_scales.center is not None or 1 not in inverse.shape:
-                return self._rows().measure(axis_scales)
-            a, d = common.absorbed(inverse, a, d)
-        if self.form == "materialized":
+        factors = [] if axis_scales is None else axis_scales.checked(self.shape).inverse_factors
+        absorbed = common.absorbed([self.layout.to_matrix(f) for f in factors], self._a, self._d)
+        centred = axis_scales is not None and axis_scales.center is not None
+        if absorbed is None or centred or self.form == "materialized":
             return self._rows().measure(axis_scales)
 
         def weighted_sum(weights):
@@ -63,7 +59,7 @@ class SequenceProducts(Factored):
             total = tf.matmul(a, d, transpose_a=True)
             return common.less_center(self.layout.from_matrix(total), axis_scales, weights)
 
-        return _gram_squares(a, d) * common.margin(8), weighted_sum
+        return _gram_squares(*absorbed) * common.margin(8 + 6 * len(factors)), weighted_sum
 
     def clipped_sum(self, bounds: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """See `RowGradients.clipped_sum`."""

@@ -101,6 +101,14 @@ class Prior(abc.ABC):
         """Returns r, a list of float32 tensors that broadcast to the variables, mean(r²) = 1."""
         return normalized(self.moments(), self._shapes, self.exponent, self.floor)
 
+    def factors(self) -> list[tuple[tf.Tensor, ...]]:
+        """Returns r as products, per variable a tuple of tensors that broadcast to it.
+
+        One factor per axis of a matrix keeps the norms of its gradients fast (see `AxisScales`);
+        here there is one factor, r itself.
+        """
+        return [(r,) for r in self.shape()]
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         return {"exponent": self.exponent, "floor": self.floor}

@@ -1,5 +1,6 @@
 """The exponential prior: a running mean of squared releases. The default of ADADP and ADAN."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ class ExponentialPrior(Prior):
     Differentially Private Deep Learning": theirs averages RAW gradients. g̃ is the released vector,
     τ the known std of its noise; see `PooledMoments` for groups and shrinkage and `Prior` for the
     shape that is made of it.
+
+    The shape of "both" is a product as well, r² = V·R·K of variables, rows and columns (columns per
+    unit of a matrix), each of mean 1 and floored by itself: V ← f² + (1 − f²)·V, R ← f + (1 − f)·R
+    and K likewise. Within a variable r² is then at least f² of its mean, as with rows alone.
 
     Args:
         decay: d in [0, 1); about 1/(1 − d) releases count.
@@ -57,7 +62,37 @@ class ExponentialPrior(Prior):
         """See `Prior.moments`."""
         return self._moments.estimates()
 
+    def shape(self) -> list[tf.Tensor]:
+        """See `Prior.shape`."""
+        if self.pooling != "both":
+            return super().shape()
+        return [math.prod(factors) for factors in self.factors()]
+
+    def factors(self) -> list[tuple[tf.Tensor, ...]]:
+        """See `Prior.factors`; with "both" a matrix has one for rows and one for columns."""
+        if self.pooling != "both":
+            return super().factors()
+        means, sides = self._moments.factors()
+        sides = [[side ** (2.0 * self.exponent) for side in of] for of in sides]
+        side_means = [[tf.reduce_mean(side) for side in of] for of in sides]
+        # Over the largest, so that no power overflows.
+        means = tf.maximum(means / tf.maximum(tf.reduce_max(means), 1e-30), 0.0)
+        squares = means ** (2.0 * self.exponent) * tf.stack([math.prod(m) for m in side_means])
+        sizes = [math.prod(shape) for shape in self._shapes]
+        total = tf.reduce_sum(tf.constant([n / sum(sizes) for n in sizes]) * squares)
+        squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)
+        roots = tf.unstack(tf.sqrt(_floored(squares, self.floor**2)))
+        floored = [
+            [tf.sqrt(_floored(s / m, self.floor)) for s, m in zip(of, its_means, strict=True)]
+            for of, its_means in zip(sides, side_means, strict=True)
+        ]
+        return [(root * of[0], *of[1:]) for root, of in zip(roots, floored, strict=True)]
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         config = {"decay": self.decay, "pooling": self.pooling, "shrinkage": self.shrinkage}
         return {**super().get_config(), **config}
+
+
+def _floored(squares, low):
+    return low + (1.0 - low) * squares

@@ -23,8 +23,8 @@ class PooledMoments:
 
     Groups, for a variable with axes (…, o): "row" pools over the last axis (all weights that leave
     one input), "column" over all others (all weights into one unit), "layer" over all,
-    "coordinate" over none; "both" keeps rows and columns and takes their product over the mean, as
-    for a matrix of rank one. A vector (a bias) is one group but for "coordinate".
+    "coordinate" over none; "both" keeps rows and columns, each relative to its mean, and takes
+    the product: a matrix of rank one. A vector (a bias) is one group but for "coordinate".
 
     Shrinkage: differences between the groups of a variable are shrunk towards the variable's mean
     by the share of their variance that V does not explain (as in James and Stein), then the
@@ -94,6 +94,39 @@ class PooledMoments:
 
     def estimates(self) -> list[tf.Tensor]:
         """Returns a list of tensors that broadcast to the variables; they may be negative."""
+        if len(self._sides) > len(self._sizes):
+            means, factors = self.factors()
+            return [
+                math.prod(sides, start=mean)
+                for mean, sides in zip(tf.unstack(means), factors, strict=True)
+            ]
+        means, shrunk_means, values = self._shrunk_groups()
+        shifts = self._layout.spread(shrunk_means - means)
+        return self._layout.unpack([a + b for a, b in zip(values, shifts, strict=True)])
+
+    def factors(self) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+        """Returns the variables' means and the relative sizes of the groups of each.
+
+        Returns:
+            `(means, factors)`. means, [number of variables], may be negative. factors: per variable
+            a list of one tensor for each grouping, of mean 1, that broadcast to the variable.
+        """
+        means, shrunk_means, values = self._shrunk_groups()
+        values = [tf.maximum(v, 0.0) for v in values]
+        # A variable whose mean is not above 0 shows no differences.
+        known = tf.gather(means, [i for i, _ in self._sides]) > 0.0
+        totals = self._layout.means(values)
+        known = tf.cast(known & (totals > 0.0), tf.float32)
+        scales = self._layout.spread(tf.math.divide_no_nan(known, totals))
+        flat = self._layout.spread(1.0 - known)
+        relative = [v * s + f for v, s, f in zip(values, scales, flat, strict=True)]
+        factors = [[] for _ in self._sizes]
+        for (i, _), side in zip(self._sides, self._layout.unpack(relative), strict=True):
+            factors[i].append(side)
+        return shrunk_means, factors
+
+    def _shrunk_groups(self):
+        """Returns the variables' means, the same shrunk, and the groups' values (as kept)."""
         weight = tf.maximum(self._weight.value, 1e-12)
         values = [u.value / weight for u, _ in self._means]
         side_means = self._layout.means(values)
@@ -101,22 +134,10 @@ class PooledMoments:
         # Rows and columns of one variable have the same mean, but for rounding.
         means = tf.gather(side_means, self._first_sides)
         shrunk_means = self._shrunk_means(means, tf.gather(side_variances, self._first_sides))
-        side_means = tf.gather(means, [i for i, _ in self._sides])
         if self._shrinkage:
+            side_means = tf.gather(means, [i for i, _ in self._sides])
             values = self._shrunk(values, side_means, side_variances)
-        if len(self._sides) == len(self._sizes):
-            shifts = self._layout.spread(shrunk_means - means)
-            return self._layout.unpack([a + b for a, b in zip(values, shifts, strict=True)])
-        sides = self._layout.unpack(values)
-        return [
-            self._joined(
-                [s for s, (of, _) in zip(sides, self._sides, strict=True) if of == i], mean
-            )
-            + shift
-            for i, (mean, shift) in enumerate(
-                zip(tf.unstack(means), tf.unstack(shrunk_means - means), strict=True)
-            )
-        ]
+        return means, shrunk_means, values
 
     def _shrunk_means(self, means, variances):
         """Returns the variables' means, shrunk towards the overall mean."""
@@ -138,13 +159,6 @@ class PooledMoments:
         between = self._layout.means([tf.square(a) for a in apart])
         kept = self._layout.spread(_explained(between, variances))
         return [c + k * a for c, k, a in zip(centers, kept, apart, strict=True)]
-
-    def _joined(self, sides, mean):
-        """Returns one estimate per coordinate from those of the groups it is in."""
-        if len(sides) == 1:
-            return sides[0]
-        rows, columns = (tf.maximum(side, 0.0) for side in sides)
-        return tf.where(mean > 0.0, rows * columns / tf.maximum(mean, 1e-30), mean)
 
 
 def _explained(between, error):
