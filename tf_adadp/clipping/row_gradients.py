@@ -12,6 +12,7 @@ a set clips by them.
 """
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 
@@ -103,14 +104,17 @@ class AxisScales:
     def __init__(self, scale: tf.Tensor | tuple[tf.Tensor, ...], center: tf.Tensor | None = None):
         factors = scale if isinstance(scale, tuple) else (scale,)
         factors = [tf.cast(factor, tf.float32) for factor in factors]
-        self.inverse_factors = tuple(
-            tf.math.reciprocal_no_nan(tf.where(f < SMALLEST_SCALE, 0.0, f)) for f in factors
-        )
-        scale = math.prod(tf.where(f < SMALLEST_SCALE, 0.0, f) for f in factors)
-        self.scale = tf.where(scale < SMALLEST_SCALE, 0.0, scale)
+        factors = [tf.where(factor < SMALLEST_SCALE, 0.0, factor) for factor in factors]
+        self.scale = factors[0]
+        if len(factors) > 1:
+            scale = functools.reduce(tf.multiply, factors)
+            self.scale = tf.where(scale < SMALLEST_SCALE, 0.0, scale)
         self.center = None if center is None else tf.cast(center, tf.float32)
         # Here and not where they are used: a loop body would work them out again for every batch.
         self.inverse = tf.math.reciprocal_no_nan(self.scale)
+        self.inverse_factors = (self.inverse,)
+        if len(factors) > 1:
+            self.inverse_factors = tuple(tf.math.reciprocal_no_nan(f) for f in factors)
         positive = self.scale > 0.0
         self.smallest = tf.reduce_min(tf.where(positive, self.scale, 1.0 / SMALLEST_SCALE))
         relative = tf.maximum(tf.square(self.smallest * self.inverse), _LEAST_METRIC)

@@ -1,6 +1,5 @@
 """ADADP: an adaptive learning rate and adaptive noise."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.found_rate import FoundRate
 from tf_adadp.optimizers.priors import Prior
+from tf_adadp.optimizers.priors.base import product
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 
@@ -119,7 +119,7 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
             # The shape that this release was made with: `super` changes the prior.
             # A coordinate without noise, r = 0, has no gradient either.
             inverse = [tf.where(r > SMALLEST_SCALE, 1.0 / r, 0.0) for r in self._factor_vectors()]
-            self._step_factors = [math.prod(of) for of in self._unpacked(inverse)]
+            self._step_factors = [product(of) for of in self._unpacked(inverse)]
         try:
             super().apply_private(sums, expected_lot_size, regularization_gradients)
         finally:

@@ -14,6 +14,7 @@ from tf_adadp.accounting import SamplingLaw
 from tf_adadp.clipping.row_gradients import as_rows
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
+from tf_adadp.optimizers.priors.base import product
 from tf_adadp.optimizers.priors.raw import RawPrior, variance
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
 from tf_adadp.utils.flat_groups import FlatGroups
@@ -166,7 +167,7 @@ class AdaptiveNoise(DPOptimizer):
         scale = self.local_clip_factor * self.l2_norm_clip / math.sqrt(self._num_scalars)
         box = sets.Box(
             [
-                tf.broadcast_to(math.prod(of, start=scale), v.shape)
+                tf.broadcast_to(scale * product(of), v.shape)
                 for of, v in zip(self._unpacked(kept), self._trainable_variables, strict=True)
             ]
         )
@@ -190,7 +191,7 @@ class AdaptiveNoise(DPOptimizer):
         """
         if self.prior == "raw":
             raise ValueError('noise_shape: with prior="raw" the noise shows raw gradients.')
-        return [math.prod(of) for of in self._unpacked(self._factor_vectors())]
+        return [product(of) for of in self._unpacked(self._factor_vectors())]
 
     def _factor_vectors(self):
         """Returns the factors of r as they are kept, the vectors of `_factor_layout`."""

@@ -15,7 +15,7 @@ from tf_adadp.accounting import SamplingLaw, joint_noise_multiplier
 from tf_adadp.optimizers import guards
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.priors import Prior
-from tf_adadp.optimizers.priors.base import normalized
+from tf_adadp.optimizers.priors.base import normalized, product
 from tf_adadp.utils.checks import check_choice, check_number
 
 _NAMES = ("released", "uniform", "budgeted")
@@ -181,7 +181,7 @@ class DPOPT(AdaptiveNoise, keras.optimizers.SGD):
         if self.clipping == "local":
             return factors
         scales = [
-            math.prod(of, start=tf.pow(w, -1 / 3))
+            product(of) * tf.pow(w, -1 / 3)
             for of, w in zip(factors, self.importances(), strict=True)
         ]
         total = tf.add_n([tf.reduce_sum(tf.square(r)) for r in scales])

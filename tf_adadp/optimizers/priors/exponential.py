@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adadp.optimizers.priors.base import Prior
+from tf_adadp.optimizers.priors.base import Prior, product
 from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
 from tf_adadp.utils.checks import check_bool, check_choice, check_number
 
@@ -66,7 +66,7 @@ class ExponentialPrior(Prior):
         """See `Prior.shape`."""
         if self.pooling != "both":
             return super().shape()
-        return [math.prod(factors) for factors in self.factors()]
+        return [product(of) for of in self.factors()]
 
     def factors(self) -> list[tuple[tf.Tensor, ...]]:
         """See `Prior.factors`; with "both" a matrix has one for rows and one for columns."""
@@ -77,7 +77,7 @@ class ExponentialPrior(Prior):
         side_means = [[tf.reduce_mean(side) for side in of] for of in sides]
         # Over the largest, so that no power overflows.
         means = tf.maximum(means / tf.maximum(tf.reduce_max(means), 1e-30), 0.0)
-        squares = means ** (2.0 * self.exponent) * tf.stack([math.prod(m) for m in side_means])
+        squares = means ** (2.0 * self.exponent) * tf.stack([product(m) for m in side_means])
         sizes = [math.prod(shape) for shape in self._shapes]
         total = tf.reduce_sum(tf.constant([n / sum(sizes) for n in sizes]) * squares)
         squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)

@@ -1,5 +1,6 @@
 """Second moments of noisy vectors: debiased, pooled over groups, shrunk."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -97,7 +98,7 @@ class PooledMoments:
         if len(self._sides) > len(self._sizes):
             means, factors = self.factors()
             return [
-                math.prod(sides, start=mean)
+                functools.reduce(tf.multiply, sides, mean)
                 for mean, sides in zip(tf.unstack(means), factors, strict=True)
             ]
         means, shrunk_means, values = self._shrunk_groups()
