@@ -79,9 +79,11 @@ def _some(cells, *epsilons):
 _WARM = "ADADP, warm-up 20"
 # The rate of 0.1, the same for all tensors.
 _SCHEDULE = "ADADP, schedule"
+# The default but for the shape.
+_BOTH = "ADADP, rows and columns"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", _SCHEDULE, "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
-METHODS = ("ADADP", "DPSGD", _SCHEDULE, "ADAL, schedule", "ADAN", "DPAdam")
+_CNN = ("ADADP", _SCHEDULE, _BOTH, "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
+METHODS = ("ADADP", "DPSGD", _BOTH, _SCHEDULE, "ADAL, schedule", "ADAN", "DPAdam")
 TASKS = {
     "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM)),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
@@ -97,7 +99,7 @@ TASKS = {
 # Other architectures, each run at most 2 minutes on a core.
 _SMALL = {1.0: (1024, 60), 3.0: (1024, 300)}
 _MORE = {(data, name): {8.0: (1024, 300)} for data, name in [("mnist", "gru"), ("cifar10", "tanh")]}
-_SMALL_METHODS = ("ADADP", "DPSGD", _SCHEDULE)
+_SMALL_METHODS = ("ADADP", "DPSGD", _BOTH, _SCHEDULE)
 _ARCHITECTURES = {
     "tanh": lambda shape: models.small_cnn(shape, "tanh"),
     "relu": lambda shape: models.small_cnn(shape, "relu"),
@@ -156,6 +158,7 @@ def _scheduled(**arguments):
 # Variants of ADADP at the schedule, or at a rate of their own.
 VARIANTS = {
     _SCHEDULE: _scheduled,
+    _BOTH: lambda **k: dp.ADADP(prior=_prior(pooling="both"), **k),
     "ADAL, schedule": lambda **k: dp.ADAL(dp.InverseSqrtDecay(), **k),
     "ADAN": dp.ADAN,
     "no step scaling": lambda **k: _scheduled(scale_step=False, **k),

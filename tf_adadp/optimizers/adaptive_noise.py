@@ -176,8 +176,10 @@ class AdaptiveNoise(DPOptimizer):
     def _ellipsoid_scales(self):
         """Returns C·r per variable, as a tuple of factors."""
         norm = self.current_clip_norm()
-        factors = self._unpacked(self._factor_vectors())
-        return [(norm * of[0], *of[1:]) for of in factors]
+        vectors = self._factor_vectors()
+        if max(self._num_factors) == 1:  # one product per vector in place of one per variable
+            return self._unpacked([norm * r for r in vectors])
+        return [(norm * of[0], *of[1:]) for of in self._unpacked(vectors)]
 
     def _relative_gamma(self):
         """Returns γ in the metric of the ellipsoid, where the clip norm is 1."""

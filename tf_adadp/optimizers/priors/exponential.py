@@ -1,6 +1,5 @@
 """The exponential prior: a running mean of squared releases. The default of ADADP and ADAN."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,27 +71,9 @@ class ExponentialPrior(Prior):
         """See `Prior.factors`; with "both" a matrix has one for rows and one for columns."""
         if self.pooling != "both":
             return super().factors()
-        means, sides = self._moments.factors()
-        sides = [[side ** (2.0 * self.exponent) for side in of] for of in sides]
-        side_means = [[tf.reduce_mean(side) for side in of] for of in sides]
-        # Over the largest, so that no power overflows.
-        means = tf.maximum(means / tf.maximum(tf.reduce_max(means), 1e-30), 0.0)
-        squares = means ** (2.0 * self.exponent) * tf.stack([product(m) for m in side_means])
-        sizes = [math.prod(shape) for shape in self._shapes]
-        total = tf.reduce_sum(tf.constant([n / sum(sizes) for n in sizes]) * squares)
-        squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)
-        roots = tf.unstack(tf.sqrt(_floored(squares, self.floor**2)))
-        floored = [
-            [tf.sqrt(_floored(s / m, self.floor)) for s, m in zip(of, its_means, strict=True)]
-            for of, its_means in zip(sides, side_means, strict=True)
-        ]
-        return [(root * of[0], *of[1:]) for root, of in zip(roots, floored, strict=True)]
+        return self._moments.shape_factors(self.exponent, self.floor)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         config = {"decay": self.decay, "pooling": self.pooling, "shrinkage": self.shrinkage}
         return {**super().get_config(), **config}
-
-
-def _floored(squares, low):
-    return low + (1.0 - low) * squares

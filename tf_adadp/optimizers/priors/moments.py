@@ -1,12 +1,12 @@
 """Second moments of noisy vectors: debiased, pooled over groups, shrunk."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tf_adadp.optimizers.priors.base import product
 from tf_adadp.utils.flat_groups import FlatGroups
 
 POOLINGS = ("coordinate", "row", "column", "both", "layer")
@@ -95,36 +95,56 @@ class PooledMoments:
 
     def estimates(self) -> list[tf.Tensor]:
         """Returns a list of tensors that broadcast to the variables; they may be negative."""
-        if len(self._sides) > len(self._sizes):
-            means, factors = self.factors()
-            return [
-                functools.reduce(tf.multiply, sides, mean)
-                for mean, sides in zip(tf.unstack(means), factors, strict=True)
-            ]
         means, shrunk_means, values = self._shrunk_groups()
-        shifts = self._layout.spread(shrunk_means - means)
-        return self._layout.unpack([a + b for a, b in zip(values, shifts, strict=True)])
+        if len(self._sides) == len(self._sizes):
+            shifts = self._layout.spread(shrunk_means - means)
+            return self._layout.unpack([a + b for a, b in zip(values, shifts, strict=True)])
+        factors = self._by_variable(self._relative(means, values))
+        return [m * product(of) for m, of in zip(tf.unstack(shrunk_means), factors, strict=True)]
 
-    def factors(self) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-        """Returns the variables' means and the relative sizes of the groups of each.
+    def shape_factors(self, exponent: float, floor: float) -> list[tuple[tf.Tensor, ...]]:
+        """Returns the shape r ∝ moment^exponent as a product of the groupings, floored in each.
 
-        Returns:
-            `(means, factors)`. means, [number of variables], may be negative. factors: per variable
-            a list of one tensor for each grouping, of mean 1, that broadcast to the variable.
+        Per variable a tuple of one tensor for each grouping; mean(r²) = 1.
         """
         means, shrunk_means, values = self._shrunk_groups()
+        powers = [v ** (2.0 * exponent) for v in self._relative(means, values)]
+        side_means = self._layout.means(powers)
+        relative = [
+            tf.math.divide_no_nan(p, m)
+            for p, m in zip(powers, self._layout.spread(side_means), strict=True)
+        ]
+        # Over the largest, so that no power overflows.
+        largest = tf.maximum(tf.reduce_max(shrunk_means), 1e-30)
+        squares = tf.maximum(shrunk_means / largest, 0.0) ** (2.0 * exponent)
+        of_side = [i for i, _ in self._sides]
+        squares *= tf.math.segment_prod(side_means, of_side)
+        total = tf.reduce_sum(self._shares() * squares)
+        squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)
+        squares = _floored(squares, floor**2)
+        first = np.isin(np.arange(len(of_side)), self._first_sides)
+        at_first = self._layout.spread(tf.where(first, tf.gather(squares, of_side), 1.0))
+        return self._by_variable(
+            [
+                tf.sqrt(_floored(side, floor) * square)
+                for side, square in zip(relative, at_first, strict=True)
+            ]
+        )
+
+    def _relative(self, means, values):
+        """Returns the groups' values over the mean of each grouping, flat where it shows none."""
         values = [tf.maximum(v, 0.0) for v in values]
-        # A variable whose mean is not above 0 shows no differences.
-        known = tf.gather(means, [i for i, _ in self._sides]) > 0.0
         totals = self._layout.means(values)
-        known = tf.cast(known & (totals > 0.0), tf.float32)
-        scales = self._layout.spread(tf.math.divide_no_nan(known, totals))
-        flat = self._layout.spread(1.0 - known)
-        relative = [v * s + f for v, s, f in zip(values, scales, flat, strict=True)]
-        factors = [[] for _ in self._sizes]
-        for (i, _), side in zip(self._sides, self._layout.unpack(relative), strict=True):
-            factors[i].append(side)
-        return shrunk_means, factors
+        known = (tf.gather(means, [i for i, _ in self._sides]) > 0.0) & (totals > 1e-30)
+        scales = self._layout.spread(tf.where(known, tf.math.reciprocal_no_nan(totals), 0.0))
+        return [tf.where(s > 0.0, v * s, 1.0) for v, s in zip(values, scales, strict=True)]
+
+    def _by_variable(self, vectors):
+        """Returns a tuple of tensors per variable, one for each grouping."""
+        sides = [[] for _ in self._sizes]
+        for (i, _), side in zip(self._sides, self._layout.unpack(vectors), strict=True):
+            sides[i].append(side)
+        return [tuple(of) for of in sides]
 
     def _shrunk_groups(self):
         """Returns the variables' means, the same shrunk, and the groups' values (as kept)."""
@@ -140,11 +160,14 @@ class PooledMoments:
             values = self._shrunk(values, side_means, side_variances)
         return means, shrunk_means, values
 
+    def _shares(self):
+        return np.array(self._sizes, np.float32) / np.float32(sum(self._sizes))
+
     def _shrunk_means(self, means, variances):
         """Returns the variables' means, shrunk towards the overall mean."""
         if not self._shrinkage:
             return means
-        share = np.array(self._sizes, np.float32) / np.float32(sum(self._sizes))
+        share = self._shares()
         groups = np.array(
             [max(self._layout.sizes[side], 1) for side in self._first_sides], np.float32
         )
@@ -160,6 +183,10 @@ class PooledMoments:
         between = self._layout.means([tf.square(a) for a in apart])
         kept = self._layout.spread(_explained(between, variances))
         return [c + k * a for c, k, a in zip(centers, kept, apart, strict=True)]
+
+
+def _floored(squares, low):
+    return low + (1.0 - low) * squares
 
 
 def _explained(between, error):
