@@ -253,6 +253,26 @@ def test_the_printed_form_is_algorithm_1(warm):
     np.testing.assert_allclose(variable.numpy(), theta, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("share", "adapts"), [(0.9, True), (1.1, False)])
+def test_the_switch_looks_at_the_shape_and_not_at_its_factors(share, adapts):
+    """Var(r) > G, r by rows and columns."""
+
+    def released(threshold):
+        prior = dp.priors.ExponentialPrior(pooling="both", shrinkage=False)
+        optimizer = dp.ADADP(
+            0.01, noise_multiplier=1e-6, prior=prior, clipping="local",
+            local_clip_threshold=threshold, warmup_steps=None,
+        )  # fmt: skip
+        optimizer.build([keras.Variable(np.zeros((4, 3), np.float32))])
+        g = tf.constant(np.outer([1, 2, 3, 4], [1, 3, 9]), tf.float32)
+        optimizer.apply_private(dp.ClippedSums([g], optimizer.clipping_set()), 1.0)
+        return optimizer.noise_shape()[0].numpy()
+
+    variance = np.var(released(0.0))
+    assert variance > 0
+    assert (np.var(released(share * variance)) > 0) == adapts
+
+
 def test_the_printed_prior_outlives_huge_records():
     optimizer = make("adadp", prior="raw")
     for value in (1e30, np.inf, np.nan):

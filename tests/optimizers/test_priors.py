@@ -271,6 +271,19 @@ def test_a_coordinate_without_noise_stays_where_it_is():
     assert all(np.all(np.isfinite(v.numpy())) for v in variables)
 
 
+def test_large_exponents_of_rows_and_columns_do_not_overflow():
+    """r² is the most that the floors leave for one entry of 10⁶, and what they leave elsewhere."""
+    prior = priors.ExponentialPrior(exponent=8.0, pooling="both", shrinkage=False, floor=0.16)
+    _built(prior, [_variable((1000, 1000), "w")])
+    release = np.zeros((1000, 1000), np.float32)
+    release[3, 7] = 1.0
+    prior.update([tf.constant(release)], [tf.constant(0.0)])
+    squares = np.square(prior.shape()[0].numpy(), dtype=np.float64)
+    assert np.mean(squares) == pytest.approx(1.0, rel=1e-4)
+    assert squares[3, 7] == pytest.approx((0.16 + 0.84 * 1000) ** 2, rel=1e-4)
+    assert squares[0, 0] == pytest.approx(0.16**2, rel=1e-4)
+
+
 def test_large_exponents_do_not_overflow():
     prior = priors.ExponentialPrior(exponent=8.0, pooling="coordinate", shrinkage=False)
     _built(prior, [_variable((1000,), "w")])

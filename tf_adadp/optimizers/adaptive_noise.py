@@ -171,7 +171,7 @@ class AdaptiveNoise(DPOptimizer):
                 for of, v in zip(self._unpacked(kept), self._trainable_variables, strict=True)
             ]
         )
-        return sets.Switch(self._is_warm(kept), box, sets.L2Ball(self.l2_norm_clip))
+        return sets.Switch(self._shape_is_warm(kept), box, sets.L2Ball(self.l2_norm_clip))
 
     def _ellipsoid_scales(self):
         """Returns C·r per variable, as a tuple of factors."""
@@ -198,7 +198,7 @@ class AdaptiveNoise(DPOptimizer):
     def _factor_vectors(self):
         """Returns the factors of r as they are kept, the vectors of `_factor_layout`."""
         kept = self._kept()
-        warm = self._is_warm(kept)
+        warm = self._shape_is_warm(kept)
         return [tf.where(warm, r, 1.0) for r in kept]
 
     def _kept(self):
@@ -220,6 +220,12 @@ class AdaptiveNoise(DPOptimizer):
             adapted = sets.Box(bounds)
         ball = sets.L2Ball(self.l2_norm_clip, gamma=self.automatic_clipping)
         return sets.Switch(self._is_warm(root), adapted, ball)
+
+    def _shape_is_warm(self, kept):
+        """Tells whether the warm-up is over, from the factors of r."""
+        if max(self._num_factors) > 1 and self.warmup_steps is None:
+            kept = [product(of) for of in self._unpacked(kept)]
+        return self._is_warm(kept)
 
     def _is_warm(self, shape):
         """Tells whether the warm-up is over, from released state (or, printed, from raw state)."""

@@ -36,8 +36,8 @@ def absorbed(
 ) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Multiplies the factors of a metric into a ([i, 1]) and d ([1, o]); None where one is neither.
 
-    Adds at most three roundings per factor to every product a_i·d_o: of the reciprocal, of the
-    multiplication, and of the product of the factors that the noise follows.
+    Adds up to 3k − 1 roundings to every product a_i·d_o, of k factors: of their reciprocals, of the
+    multiplications, and of the product of the factors that the noise follows.
     """
     for inverse in inverse_factors:
         if 1 not in inverse.shape:

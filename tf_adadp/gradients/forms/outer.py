@@ -59,7 +59,7 @@ class OuterProducts(Factored):
         absorbed = common.absorbed(factors, a, d)
         if absorbed is not None:
             a, d = absorbed
-            return tf.square(row_norms(a) * row_norms(d)) * common.margin(4 + 6 * len(factors))
+            return tf.square(row_norms(a) * row_norms(d)) * common.margin(2 + 6 * len(factors))
         return self._full_squares(axis_scales) * common.margin(4)
 
     def _full_squares(self, axis_scales):

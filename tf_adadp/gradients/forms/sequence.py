@@ -59,7 +59,7 @@ class SequenceProducts(Factored):
             total = tf.matmul(a, d, transpose_a=True)
             return common.less_center(self.layout.from_matrix(total), axis_scales, weights)
 
-        return _gram_squares(*absorbed) * common.margin(8 + 6 * len(factors)), weighted_sum
+        return _gram_squares(*absorbed) * common.margin(6 + 6 * len(factors)), weighted_sum
 
     def clipped_sum(self, bounds: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """See `RowGradients.clipped_sum`."""

@@ -125,6 +125,11 @@ def product(factors: Sequence[tf.Tensor]) -> tf.Tensor:
     return functools.reduce(tf.multiply, factors)
 
 
+def floored(squares: tf.Tensor, low: float) -> tf.Tensor:
+    """Returns squares of mean 1 raised to at least `low`, their mean kept."""
+    return low + (1.0 - low) * squares
+
+
 def normalized(
     moments: Sequence[tf.Tensor],
     shapes: Sequence[tuple[int, ...]],
@@ -157,7 +162,6 @@ def normalized(
     mean_square = mean([tf.square(p) for p in powers])
     known = tf.logical_and(overall > 0.0, mean_square > 0.0)
     normal = tf.math.rsqrt(tf.where(known, mean_square, 1.0))
-    low = floor**2
     return groups.unpack(
-        [tf.where(known, tf.sqrt(low + (1.0 - low) * tf.square(p * normal)), 1.0) for p in powers]
+        [tf.where(known, tf.sqrt(floored(tf.square(p * normal), floor**2)), 1.0) for p in powers]
     )

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.optimizers.priors.base import product
+from tf_adadp.optimizers.priors.base import floored, product
 from tf_adadp.utils.flat_groups import FlatGroups
+
+_LARGEST_POWER = 1e18  # the product of those of rows and columns stays finite
 
 POOLINGS = ("coordinate", "row", "column", "both", "layer")
 
@@ -108,7 +110,9 @@ class PooledMoments:
         Per variable a tuple of one tensor for each grouping; mean(r²) = 1.
         """
         means, shrunk_means, values = self._shrunk_groups()
-        powers = [v ** (2.0 * exponent) for v in self._relative(means, values)]
+        powers = [
+            tf.minimum(v ** (2.0 * exponent), _LARGEST_POWER) for v in self._relative(means, values)
+        ]
         side_means = self._layout.means(powers)
         relative = [
             tf.math.divide_no_nan(p, m)
@@ -121,12 +125,12 @@ class PooledMoments:
         squares *= tf.math.segment_prod(side_means, of_side)
         total = tf.reduce_sum(self._shares() * squares)
         squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)
-        squares = _floored(squares, floor**2)
+        squares = floored(squares, floor**2)
         first = np.isin(np.arange(len(of_side)), self._first_sides)
         at_first = self._layout.spread(tf.where(first, tf.gather(squares, of_side), 1.0))
         return self._by_variable(
             [
-                tf.sqrt(_floored(side, floor) * square)
+                tf.sqrt(floored(side, floor) * square)
                 for side, square in zip(relative, at_first, strict=True)
             ]
         )
@@ -183,10 +187,6 @@ class PooledMoments:
         between = self._layout.means([tf.square(a) for a in apart])
         kept = self._layout.spread(_explained(between, variances))
         return [c + k * a for c, k, a in zip(centers, kept, apart, strict=True)]
-
-
-def _floored(squares, low):
-    return low + (1.0 - low) * squares
 
 
 def _explained(between, error):
