@@ -263,10 +263,12 @@ def test_the_switch_looks_at_the_shape_and_not_at_its_factors(share, adapts):
             0.01, noise_multiplier=1e-6, prior=prior, clipping="local",
             local_clip_threshold=threshold, warmup_steps=None,
         )  # fmt: skip
-        optimizer.build([keras.Variable(np.zeros((4, 3), np.float32))])
+        shapes = (4, 3), (1, 1)  # those of the outputs have one factor
+        optimizer.build([keras.Variable(np.zeros(shape, np.float32)) for shape in shapes])
         g = tf.constant(np.outer([1, 2, 3, 4], [1, 3, 9]), tf.float32)
-        optimizer.apply_private(dp.ClippedSums([g], optimizer.clipping_set()), 1.0)
-        return optimizer.noise_shape()[0].numpy()
+        sums = dp.ClippedSums([g, tf.ones([1, 1])], optimizer.clipping_set())
+        optimizer.apply_private(sums, 1.0)
+        return np.concatenate([r.numpy().ravel() for r in optimizer.noise_shape()])
 
     variance = np.var(released(0.0))
     assert variance > 0

@@ -84,29 +84,36 @@ def test_rows_and_columns_make_a_matrix_of_rank_one():
     """Sizes that are a product of a row's and a column's are found without noise."""
     rng = np.random.default_rng(2)
     sizes = np.outer(rng.uniform(1, 2, 5), rng.uniform(1, 3, 7))
-    prior = _built(priors.ExponentialPrior(pooling="both"), [_variable((5, 7), "w")])
-    _feed(prior, rng, 3, [sizes], 0.0)
+    variables = [_variable((5, 7), "w"), _variable((7, 2), "outputs")]
+    prior = _built(priors.ExponentialPrior(pooling="both"), variables)
+    _feed(prior, rng, 3, [sizes, np.ones((7, 2))], 0.0)
     np.testing.assert_allclose(prior.moments()[0], sizes**2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("exponent", [0.25, 0.5])
 def test_rows_and_columns_are_factors_with_a_floor_each(exponent):
-    """r² = V·R·K: of two matrices of rank one and two vectors, known without noise."""
+    """r² = V·R·K: of three matrices of rank one and two vectors, known without noise."""
     rng = np.random.default_rng(4)
     rows, columns = 10.0 ** rng.uniform(-2, 1, (5, 1)), 10.0 ** rng.uniform(-2, 1, (1, 7))
     sizes = [rows * columns, np.full(7, 0.1), 3 * columns.T * rows.T, np.full(5, 0.0)]
+    sizes.append(2 * rows * columns)  # the last matrix, the outputs: no K
     names = [_variable(s.shape, f"v{i}") for i, s in enumerate(sizes)]
     prior = priors.ExponentialPrior(pooling="both", exponent=exponent, shrinkage=False, floor=0.3)
     _feed(_built(prior, names), rng, 3, sizes, 0.0)
+    sizes[-1] = np.sqrt(np.mean(sizes[-1] ** 2, 1, keepdims=True)) * np.ones((5, 7))
     powers = [np.abs(s) ** (4 * exponent) for s in sizes]  # of r² before the floors
     totals = np.array([p.mean() for p in powers])
     counts = np.array([p.size for p in powers])
     relative = totals / (totals @ counts / counts.sum())
-    for factors, r, of, total in zip(prior.factors(), prior.shape(), powers, relative, strict=True):
+    for i, (factors, r, of, total) in enumerate(
+        zip(prior.factors(), prior.shape(), powers, relative, strict=True)
+    ):
         expected = 0.09 + 0.91 * total
         if of.ndim == 2:
-            assert [f.shape.as_list() for f in factors] == [[len(of), 1], [1, of.shape[1]]]
-            for axis in (0, 1):
+            sides = [[len(of), 1], [1, of.shape[1]]][: len(factors)]
+            assert [f.shape.as_list() for f in factors] == sides
+            assert len(factors) == (1 if i == 4 else 2)
+            for axis in (1, 0)[: len(factors)]:
                 side = of.mean(axis, keepdims=True) / of.mean()
                 expected = expected * (0.3 + 0.7 * side)
         np.testing.assert_allclose(r, np.sqrt(expected) * np.ones_like(r), rtol=1e-4)
@@ -274,10 +281,10 @@ def test_a_coordinate_without_noise_stays_where_it_is():
 def test_large_exponents_of_rows_and_columns_do_not_overflow():
     """r² is the most that the floors leave for one entry of 10⁶, and what they leave elsewhere."""
     prior = priors.ExponentialPrior(exponent=8.0, pooling="both", shrinkage=False, floor=0.16)
-    _built(prior, [_variable((1000, 1000), "w")])
+    _built(prior, [_variable((1000, 1000), "w"), _variable((1, 1), "outputs")])
     release = np.zeros((1000, 1000), np.float32)
     release[3, 7] = 1.0
-    prior.update([tf.constant(release)], [tf.constant(0.0)])
+    prior.update([tf.constant(release), tf.zeros([1, 1])], [tf.constant(0.0)] * 2)
     squares = np.square(prior.shape()[0].numpy(), dtype=np.float64)
     assert np.mean(squares) == pytest.approx(1.0, rel=1e-4)
     assert squares[3, 7] == pytest.approx((0.16 + 0.84 * 1000) ** 2, rel=1e-4)

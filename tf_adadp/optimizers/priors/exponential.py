@@ -22,7 +22,8 @@ class ExponentialPrior(Prior):
 
     The shape of "both" is a product as well, r² = V·R·K of variables, rows and columns (columns per
     unit of a matrix), each of mean 1 and floored by itself: V ← f² + (1 − f²)·V, R ← f + (1 − f)·R
-    and K likewise. Within a variable r² is then at least f² of its mean, as with rows alone.
+    and K likewise. Within a variable r² is then at least f² of its mean, as with rows alone. K is 1
+    for the last matrix, whose columns are the outputs.
 
     Args:
         decay: d in [0, 1); about 1/(1 − d) releases count.

@@ -29,6 +29,10 @@ class PooledMoments:
     "coordinate" over none; "both" keeps rows and columns, each relative to its mean, and takes
     the product: a matrix of rank one. A vector (a bias) is one group but for "coordinate".
 
+    Of the last matrix "both" keeps rows alone. Its columns are the model's outputs, whose units the
+    loss fixes: where one has large gradients, it is not learned yet, and small steps would keep it
+    so. Hidden units have scales that mean nothing.
+
     Shrinkage: differences between the groups of a variable are shrunk towards the variable's mean
     by the share of their variance that V does not explain (as in James and Stein), then the
     variables' means towards the overall mean in the same way. Where the releases cannot tell groups
@@ -42,11 +46,15 @@ class PooledMoments:
     def build(self, add_variable: Callable, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates u and V of every group, and the weight of the bias correction."""
         self._sizes = [math.prod(shape) for shape in shapes]
+        matrices = [i for i, shape in enumerate(shapes) if len(shape) > 1]
+        poolings = [self._pooling] * len(shapes)
+        if self._pooling == "both" and matrices:
+            poolings[matrices[-1]] = "row"  # the outputs: their units are the loss's
         # A side is one grouping of one variable: "both" has two of a matrix.
         self._sides = [
             (i, axes)
-            for i, shape in enumerate(shapes)
-            for axes in _pooled_axes(shape, self._pooling)
+            for i, (shape, pooling) in enumerate(zip(shapes, poolings, strict=True))
+            for axes in _pooled_axes(shape, pooling)
         ]
         self._first_sides = [
             next(side for side, (of, _) in enumerate(self._sides) if of == i)
