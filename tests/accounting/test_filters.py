@@ -42,6 +42,13 @@ def test_arguments():
         RenyiFilter(8.0, math.inf, DELTA, ADD)
 
 
+def test_the_error_names_the_least_epsilon_of_renyi_accounting():
+    event, nothing = LAW.event(1e6), Composition.of([], ADD)
+    with pytest.raises(ValueError, match='no budget below 0.0035 .*accountant="pld"'):
+        RenyiFilter.for_event(event, 0.0034, DELTA, nothing)
+    assert RenyiFilter.for_event(event, 0.0036, DELTA, nothing).remaining(nothing, event) > 0
+
+
 def test_what_has_no_finite_cost_never_passes():
     guard = RenyiFilter(12.0, 3.0, DELTA, ADD)
     small = dp_accounting.ZCDpEvent(1e-9)

@@ -586,7 +586,7 @@ def test_a_budget_speaks_for_nothing_before_it_or_beside_it():
     ledger.add(dp_accounting.NonPrivateDpEvent())
     ledger.begin_budget(BUDGET)  # raised, having seen results
     assert [budget.outside for budget in ledger.budgets] == [1, 1]
-    with pytest.raises(ValueError, match="no order has a budget"):
+    with pytest.raises(ValueError, match="no budget below 0.00575"):
         budgeted(1e-3)
     with pytest.raises(ValueError, match="target_epsilon=.*: give"):
         budgeted(-1.0)

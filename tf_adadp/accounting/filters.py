@@ -70,9 +70,7 @@ class RenyiFilter:
     @property
     def budget(self) -> float:
         """Returns B, the bound on the sum of Rényi divergences of this order."""
-        order = self.order
-        converted = (math.log(self.delta) + math.log(order)) / (order - 1)
-        return (self.epsilon - math.log1p(-1 / order) + converted) * (1 - _ROUNDING)
+        return (self.epsilon - _epsilon_of_nothing(self.order, self.delta)) * (1 - _ROUNDING)
 
     def cost(self, event: dp_accounting.DpEvent) -> float:
         """Returns rdp(α) of one event; ∞ for one without privacy.
@@ -137,10 +135,7 @@ class RenyiFilter:
                 fits = room / cost[i] if cost[i] > 0 else math.copysign(math.inf, room)
             candidates.append((fits, candidate))
         if not candidates:
-            raise ValueError(
-                f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order has "
-                "a budget."
-            )
+            raise _too_small(epsilon, delta, orders)
         return max(candidates, key=lambda pair: pair[0])[1]
 
     @classmethod
@@ -179,10 +174,7 @@ class RenyiFilter:
         ]
         left, best = max(candidates, key=lambda pair: pair[0], default=(-math.inf, None))
         if left < -1e-6 * epsilon:
-            raise ValueError(
-                f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order "
-                "has a budget for the planned releases."
-            )
+            raise _too_small(epsilon, delta, orders)
         return sigma, best
 
     @classmethod
@@ -194,6 +186,19 @@ class RenyiFilter:
                 yield i, cls(float(order), epsilon, delta, relation)
             except ValueError:  # no budget at this order
                 continue
+
+
+def _epsilon_of_nothing(order, delta):
+    """Returns ε of a Rényi divergence of 0: what the conversion from RDP costs by itself."""
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def _too_small(epsilon, delta, orders):
+    least = min(_epsilon_of_nothing(order, delta) for order in orders)
+    return ValueError(
+        f"epsilon={epsilon} at delta={delta} is too small for Rényi accounting, which has no "
+        f'budget below {least:.3g} at this delta: give a larger epsilon, or accountant="pld".'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
