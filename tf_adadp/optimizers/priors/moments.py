@@ -99,8 +99,10 @@ class PooledMoments:
         for (i, axes), shape in zip(self._sides, self._layout.shapes, strict=True):
             mean = values[i] if self._sizes[i] else tf.zeros(shape)
             if mean.shape.rank and any(mean.shape[a] != 1 for a in axes):
-                mean = tf.reduce_mean(mean, axes, keepdims=True)
-            means.append(mean if mean.shape == shape else tf.broadcast_to(mean, shape))
+                # A vector at once where one axis is left: `pack` wants vectors.
+                mean = tf.reduce_mean(mean, axes, keepdims=len(axes) != len(shape) - 1)
+            full = mean.shape.num_elements() == math.prod(shape)
+            means.append(mean if full else tf.broadcast_to(mean, shape))
         return self._layout.pack(means)
 
     def estimates(self) -> list[tf.Tensor]:
