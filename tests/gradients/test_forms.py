@@ -342,6 +342,19 @@ def test_products_must_fit_the_layout():
         OuterProducts(tf.zeros([2, 7]), tf.zeros([2, COLUMNS]), LAYOUTS["plain"])
 
 
+@pytest.mark.parametrize("kind", ["outer", "gram"])
+def test_factors_of_one_side_meet_before_the_gradient(kind):
+    """2^-64 / 2^63 is lost, and 2^100 would not bring it back: a norm of 3e10 passed as 1."""
+    length = 1 if kind == "outer" else 2
+    a, d = np.full((1, length, 4), 2.0**-64), np.full((1, length, 3), 2.0**60)
+    form = _form(
+        kind, [_tensor(a[:, 0] if length == 1 else a), _tensor(d[:, 0] if length == 1 else d)]
+    )
+    scales = np.full((4, 1), 2.0**63), np.full((4, 1), 2.0**-100)
+    squares, _ = form.measure(AxisScales(tuple(map(np.float32, scales))))
+    np.testing.assert_allclose(squares, 12 * length**2 * 2.0 ** (2 * 33), rtol=1e-4)
+
+
 def test_scales_as_factors_leave_the_form():
     """Norms of a product of scales of rows and of columns come from the factors a and d."""
     a, d = _rng(8).normal(size=(3, 2, 40)), _rng(9).normal(size=(3, 2, 30))
@@ -485,8 +498,11 @@ def _sets(rng, kind, example):
     a = _center(rng, b, g, rng.choice(CENTERS[1:]))
     yield clipping.Ellipsoid([tf.constant(b)], [tf.constant(a)]), b, 1.0
     spread = rng.choice([1, 7, 20, 38])
-    factors = _factors(g.shape, lambda n: np.float32(10.0 ** rng.uniform(-spread, spread, n)))
-    by_factors = clipping.Ellipsoid([factors])
+    factors = [
+        np.float32(10.0 ** rng.uniform(-spread, spread, shape))
+        for shape in ((g.shape[0], 1), (1, g.shape[1]), (g.shape[0], 1), ())
+    ]
+    by_factors = clipping.Ellipsoid([tuple(factors[: rng.choice([2, 4])])])
     yield by_factors, by_factors.noise_stddev(1.0, 1)[0].numpy(), 1.0
 
 

@@ -90,6 +90,15 @@ def test_rows_and_columns_make_a_matrix_of_rank_one():
     np.testing.assert_allclose(prior.moments()[0], sizes**2, rtol=1e-4)
 
 
+def test_a_shape_by_rows_and_columns_is_compiled_by_xla():
+    prior = _built(priors.ExponentialPrior(pooling="both", exponent=0.5))
+    _feed(prior, np.random.default_rng(5), 3, [np.ones(s) for s in SHAPES.values()], 0.1)
+    compiled = tf.function(prior.factors, jit_compile=True)()
+    for of, eager in zip(compiled, prior.factors(), strict=True):
+        for one, other in zip(of, eager, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 @pytest.mark.parametrize("exponent", [0.25, 0.5])
 def test_rows_and_columns_are_factors_with_a_floor_each(exponent):
     """r² = V·R·K: of three matrices of rank one and two vectors, known without noise."""

@@ -135,7 +135,12 @@ class RenyiFilter:
                 fits = room / cost[i] if cost[i] > 0 else math.copysign(math.inf, room)
             candidates.append((fits, candidate))
         if not candidates:
-            raise _too_small(epsilon, delta, orders)
+            least = min(_epsilon_of_nothing(order, delta) for order in orders)
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is too small for Rényi accounting, which has "
+                f"no budget below {least:.3g} at this delta: give a larger epsilon, or "
+                'accountant="pld".'
+            )
         return max(candidates, key=lambda pair: pair[0])[1]
 
     @classmethod
@@ -174,7 +179,10 @@ class RenyiFilter:
         ]
         left, best = max(candidates, key=lambda pair: pair[0], default=(-math.inf, None))
         if left < -1e-6 * epsilon:
-            raise _too_small(epsilon, delta, orders)
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is too small for a Rényi filter: no order "
+                "has a budget for the planned releases. Give a larger epsilon."
+            )
         return sigma, best
 
     @classmethod
@@ -191,14 +199,6 @@ class RenyiFilter:
 def _epsilon_of_nothing(order, delta):
     """Returns ε of a Rényi divergence of 0: what the conversion from RDP costs by itself."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-
-
-def _too_small(epsilon, delta, orders):
-    least = min(_epsilon_of_nothing(order, delta) for order in orders)
-    return ValueError(
-        f"epsilon={epsilon} at delta={delta} is too small for Rényi accounting, which has no "
-        f'budget below {least:.3g} at this delta: give a larger epsilon, or accountant="pld".'
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Holds shared parts of the forms: shapes, weights, scales, margins for rounding."""
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -39,14 +40,12 @@ def absorbed(
     Adds up to 3k − 1 roundings to every product a_i·d_o, of k factors: of their reciprocals, of the
     multiplications, and of the product of the factors that the noise follows.
     """
-    for inverse in inverse_factors:
-        if 1 not in inverse.shape:
-            return None
-        if inverse.shape[1] == 1:
-            a *= inverse[:, 0]
-        else:
-            d *= inverse[0]
-    return a, d
+    if any(1 not in inverse.shape for inverse in inverse_factors):
+        return None
+    # Those of one side first: a product with `a` may be lost to underflow, of theirs none is.
+    rows = [inverse[:, 0] for inverse in inverse_factors if inverse.shape[1] == 1]
+    columns = [inverse[0] for inverse in inverse_factors if inverse.shape[1] != 1]
+    return functools.reduce(tf.multiply, [*rows, a]), functools.reduce(tf.multiply, [*columns, d])
 
 
 def weighted(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

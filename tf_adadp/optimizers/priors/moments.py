@@ -132,7 +132,7 @@ class PooledMoments:
         largest = tf.maximum(tf.reduce_max(shrunk_means), 1e-30)
         squares = tf.maximum(shrunk_means / largest, 0.0) ** (2.0 * exponent)
         of_side = [i for i, _ in self._sides]
-        squares *= tf.math.segment_prod(side_means, of_side)
+        squares *= tf.math.unsorted_segment_prod(side_means, of_side, len(self._sizes))
         total = tf.reduce_sum(self._shares() * squares)
         squares = tf.where(total > 0.0, tf.math.divide_no_nan(squares, total), 1.0)
         squares = floored(squares, floor**2)
