@@ -344,15 +344,13 @@ def test_products_must_fit_the_layout():
 
 @pytest.mark.parametrize("kind", ["outer", "gram"])
 def test_factors_of_one_side_meet_before_the_gradient(kind):
-    """2^-64 / 2^63 is lost, and 2^100 would not bring it back: a norm of 3e10 passed as 1."""
-    length = 1 if kind == "outer" else 2
-    a, d = np.full((1, length, 4), 2.0**-64), np.full((1, length, 3), 2.0**60)
-    form = _form(
-        kind, [_tensor(a[:, 0] if length == 1 else a), _tensor(d[:, 0] if length == 1 else d)]
-    )
-    scales = np.full((4, 1), 2.0**63), np.full((4, 1), 2.0**-100)
-    squares, _ = form.measure(AxisScales(tuple(map(np.float32, scales))))
-    np.testing.assert_allclose(squares, 12 * length**2 * 2.0 ** (2 * 33), rtol=1e-4)
+    """2^-64 / 2^62 is lost, and 2^100 would not bring it back: a norm of 6e10 passed as 1."""
+    positions = () if kind == "outer" else (2,)
+    a, d = np.full((1, *positions, 4), 2.0**-64), np.full((1, *positions, 3), 2.0**60)
+    form = _form(kind, [_tensor(a), _tensor(d)])
+    squares, _ = form.measure(AxisScales((np.full((4, 1), 2.0**62), np.full((4, 1), 2.0**-100))))
+    norm = math.sqrt(12) * math.prod(positions) * 2.0**34
+    np.testing.assert_allclose(squares, norm**2, rtol=1e-4)
 
 
 def test_scales_as_factors_leave_the_form():

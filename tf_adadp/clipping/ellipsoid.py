@@ -21,7 +21,7 @@ class Ellipsoid(ScaledRows):
     AdaCliP (Pichapati et al. 2019, Algorithm 1); ADADP's set with a = 0. w is formed for each row
     and coordinate before its norm, so nothing cancels however large a/b is, and the guarantee does
     not depend on the rounding of w. A coordinate with b_i = 0 (or below 2⁻¹⁰⁰) gets v_i = s_i = 0;
-    b_i above 2¹²⁶ counts as 2¹²⁶.
+    b_i above 2¹²⁵ counts as 2¹²⁵.
 
     Args:
         scales: b ≥ 0, per variable a tensor that broadcasts to the variable's shape, or a tuple of

@@ -14,7 +14,7 @@ a set clips by them.
 import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -24,8 +24,9 @@ SMALLEST_SQUARE = 2.0**-126
 _LARGEST_BLOCK = 32
 # Scales below this count as zero: their reciprocals would overflow.
 SMALLEST_SCALE = 2.0**-100
-# Scales above this count as this one, in norm and noise: a reciprocal below 2⁻¹²⁶ would be 0.
-LARGEST_SCALE = 2.0**126
+# Scales above this count as this one, in norm and noise: a reciprocal below 2⁻¹²⁶ would be 0. The
+# rest, a factor of 2, is for the rounding of products.
+LARGEST_SCALE = 2.0**125
 # The least 1/(scale relative to the smallest)² that norms from factors use: far above underflow,
 # so that lost terms cannot matter; coordinates beyond are bounded too strictly, which is safe.
 _LEAST_METRIC = 1e-24
@@ -96,7 +97,7 @@ class AxisScales:
         scale: b ≥ 0, a tensor that broadcasts to the variable's shape, or a tuple of such tensors
             whose product b is: norms of a ⊗ d come from a and d where each factor is constant along
             rows or columns. Coordinates where b or a factor is 0 (or below 2⁻¹⁰⁰) are left out. A
-            factor of k is limited to 2^(126/k).
+            factor of k is limited to 2^(125/k).
         center: a, likewise, or None for 0.
 
     Attributes:
@@ -108,25 +109,20 @@ class AxisScales:
         factors = scale if isinstance(scale, tuple) else (scale,)
         factors = [tf.cast(factor, tf.float32) for factor in factors]
         most = LARGEST_SCALE ** (1 / len(factors))
-        small = [factor < SMALLEST_SCALE for factor in factors]
-        factors = [
-            tf.where(left_out, 0.0, tf.minimum(factor, most))
-            for left_out, factor in zip(small, factors, strict=True)
-        ]
-        (self.scale, *_), (left_out, *_) = factors, small
+        factors = [tf.where(f < SMALLEST_SCALE, 0.0, tf.minimum(f, most)) for f in factors]
+        self.scale = product(factors)
         if len(factors) > 1:
-            scale = functools.reduce(tf.multiply, factors)
-            left_out = scale < SMALLEST_SCALE
-            self.scale = tf.where(left_out, 0.0, scale)
+            self.scale = tf.where(self.scale < SMALLEST_SCALE, 0.0, self.scale)
         self.center = None if center is None else tf.cast(center, tf.float32)
         # Here and not where they are used: a loop body would work them out again for every batch.
         self.inverse = tf.math.reciprocal_no_nan(self.scale)
         self.inverse_factors = (self.inverse,)
         if len(factors) > 1:
             self.inverse_factors = tuple(tf.math.reciprocal_no_nan(f) for f in factors)
-        self.smallest = tf.reduce_min(tf.where(left_out, 1.0 / SMALLEST_SCALE, self.scale))
+        positive = tf.cast(self.scale, tf.bool)
+        self.smallest = tf.reduce_min(tf.where(positive, self.scale, 1.0 / SMALLEST_SCALE))
         relative = tf.maximum(tf.square(self.smallest * self.inverse), _LEAST_METRIC)
-        self.metric = tf.where(left_out, 0.0, relative)  # (smallest/b)², in [1e-24, 1]
+        self.metric = tf.where(positive, relative, 0.0)  # (smallest/b)², in [1e-24, 1]
 
     def checked(self, shape: tuple[int, ...]) -> "AxisScales":
         """Returns itself, or raises ValueError if it does not broadcast to a variable's shape."""
@@ -197,6 +193,11 @@ class Rows(RowGradients):
         """
         weights = tf.reshape(weights, [-1] + [1] * (rows.shape.rank - 1))
         return tf.where(weights > 0.0, rows, 0.0) * weights
+
+
+def product(factors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the product of one or more tensors; of one, itself."""
+    return functools.reduce(tf.multiply, factors)
 
 
 def grouped(values: tf.Tensor, size: int) -> tf.Tensor:

@@ -6,11 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adadp.clipping.row_gradients import SMALLEST_SCALE
+from tf_adadp.clipping.row_gradients import SMALLEST_SCALE, product
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.found_rate import FoundRate
 from tf_adadp.optimizers.priors import Prior
-from tf_adadp.optimizers.priors.base import product
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
 from tf_adadp.utils.checks import check_bool
 

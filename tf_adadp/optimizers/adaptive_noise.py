@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from tf_adadp import clipping as sets
 from tf_adadp.accounting import SamplingLaw
-from tf_adadp.clipping.row_gradients import as_rows
+from tf_adadp.clipping.row_gradients import as_rows, product
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.priors import ExponentialPrior, Prior
-from tf_adadp.optimizers.priors.base import product
 from tf_adadp.optimizers.priors.raw import RawPrior, variance
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
 from tf_adadp.utils.flat_groups import FlatGroups

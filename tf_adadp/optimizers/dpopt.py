@@ -12,10 +12,11 @@ import tensorflow as tf
 from tf_adadp import clipping as sets
 from tf_adadp import noise
 from tf_adadp.accounting import SamplingLaw, joint_noise_multiplier
+from tf_adadp.clipping.row_gradients import product
 from tf_adadp.optimizers import guards
 from tf_adadp.optimizers.adaptive_noise import AdaptiveNoise
 from tf_adadp.optimizers.priors import Prior
-from tf_adadp.optimizers.priors.base import normalized, product
+from tf_adadp.optimizers.priors.base import normalized
 from tf_adadp.utils.checks import check_choice, check_number
 
 _NAMES = ("released", "uniform", "budgeted")

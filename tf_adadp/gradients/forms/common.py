@@ -1,11 +1,10 @@
 """Holds shared parts of the forms: shapes, weights, scales, margins for rounding."""
 
-import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales
+from tf_adadp.clipping.row_gradients import ROUNDOFF, AxisScales, product
 
 
 def with_shape(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
@@ -45,7 +44,7 @@ def absorbed(
     # Those of one side first: a product with `a` may be lost to underflow, of theirs none is.
     rows = [inverse[:, 0] for inverse in inverse_factors if inverse.shape[1] == 1]
     columns = [inverse[0] for inverse in inverse_factors if inverse.shape[1] != 1]
-    return functools.reduce(tf.multiply, [*rows, a]), functools.reduce(tf.multiply, [*columns, d])
+    return product([*rows, a]), product([*columns, d])
 
 
 def weighted(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

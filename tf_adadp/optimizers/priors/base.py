@@ -1,7 +1,6 @@
 """Defines priors: public guesses, from past releases, of how large each coordinate is."""
 
 import abc
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,11 +117,6 @@ class Prior(abc.ABC):
     def from_config(cls, config: dict[str, Any]) -> "Prior":
         """Returns a prior of these arguments, without state."""
         return cls(**config)
-
-
-def product(factors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the product of one or more tensors; of one, itself."""
-    return functools.reduce(tf.multiply, factors)
 
 
 def floored(squares: tf.Tensor, low: float) -> tf.Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adadp.optimizers.priors.base import Prior, product
+from tf_adadp.clipping.row_gradients import product
+from tf_adadp.optimizers.priors.base import Prior
 from tf_adadp.optimizers.priors.moments import POOLINGS, PooledMoments
 from tf_adadp.utils.checks import check_bool, check_choice, check_number
 

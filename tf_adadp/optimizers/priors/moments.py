@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_adadp.optimizers.priors.base import floored, product
+from tf_adadp.clipping.row_gradients import product
+from tf_adadp.optimizers.priors.base import floored
 from tf_adadp.utils.flat_groups import FlatGroups
 
 _LARGEST_POWER = 1e18  # the product of those of rows and columns stays finite
