@@ -13,9 +13,15 @@ from tf_adadp.sampling import make_lot
 SEED = tf.constant([7, 8], tf.int64)
 
 
-def sums_of(grads, num_slots, batch_size, clipping_set, microbatch_size=2, seed=SEED):
-    """Runs the engine's walk over one lot whose "examples" are their own gradients [n, 3]."""
+def sums_of(grads, num_slots, batch_size, clipping_set, microbatch_size=2, seed=SEED, without=None):
+    """Runs the engine's walk over one lot whose "examples" are their own gradients [n, 3].
+
+    The record `without` is masked.
+    """
     (x, _, _), mask = make_lot(grads, physical_batch_size=batch_size)
+    if without is not None:
+        others = tf.range(tf.size(mask)) != without
+        mask = mask * tf.reshape(tf.cast(others, mask.dtype), mask.shape)
     slots, (x, mask) = microbatch.sort_by_slot(seed, num_slots, (x, mask))
     summing = microbatch.SlotSums(clipping_set, microbatch_size, num_slots)
     carry = summing.initial_carry([tf.zeros([3])])
@@ -73,6 +79,19 @@ def test_one_more_record_moves_one_slot_by_at_most_twice_the_bound(rows, scale, 
     with_it, *_ = sums_of(grads, 10, 64, BALL, seed=drawn)
     without, *_ = sums_of(grads[:-1], 10, 64, BALL, seed=drawn)
     assert np.linalg.norm(with_it - without) <= 2 * (1 + 1e-5)
+
+
+def test_where_batches_are_cut_moves_no_other_slot():
+    """Sums of 1e10, −1e10 and 3 come to 0 or 3, depending on the order that they are added in."""
+    grads = np.zeros((60, 3), np.float32)
+    grads[:, 0] = np.random.default_rng(0).choice([1e10, -1e10, 3.0], 60)
+    whole, *_ = sums_of(grads, 20, 60, BALL, 3)
+    for batch_size in (1, 2, 3, 5):
+        total, *_ = sums_of(grads, 20, batch_size, BALL, 3)
+        np.testing.assert_allclose(total, whole, atol=1e-5)
+    for record in range(60):
+        without, *_ = sums_of(grads, 20, 3, BALL, 3, without=record)
+        assert abs(without - whole)[0] <= 2 + 1e-5
 
 
 def test_positional_groups_would_break_that_bound():

@@ -8,6 +8,11 @@ more.
 
 Slots have as many examples as draw them, so a lot's rows are sorted by slot and walked through in
 physical batches of fixed size; the slot that a batch leaves open is carried into the next.
+
+The record moves where batches are cut as well. So the sum of a slot must not depend on the cuts,
+not even by rounding: gradients of 1e10 and −1e10 beside one of 3 come to 0 or 3 in another order,
+and all slots could move at once. Rows are added in their order, one by one, as long as a segment
+sum of the device does so; a CPU does.
 """
 
 from collections.abc import Sequence
@@ -83,8 +88,9 @@ class SlotSums:
         def sum_segments(g, open_g):
             weight = [-1] + [1] * (len(g.shape) - 1)
             g = tf.where(tf.reshape(keep, weight), g, 0.0) / self._microbatch_size
-            sums = tf.math.unsorted_segment_sum(g, segments, num_segments)
-            return tf.tensor_scatter_nd_add(sums, [[0]], open_g[None])
+            # The open slot first: each slot is added up in order, wherever batches are cut.
+            rows, of = tf.concat([open_g[None], g], 0), tf.concat([[0], segments], 0)
+            return tf.math.unsorted_segment_sum(rows, of, num_segments)
 
         # As for single examples, a loss of ∞ counts as large, and a loss of NaN as 0.
         losses = tf.clip_by_value(tf.cast(losses, tf.float32), -1e30, 1e30)
