@@ -203,6 +203,8 @@ def test_one_graph_serves_lots_of_all_sizes(monkeypatch):
         ({"law": 0.1}, TypeError, "law=0.1: give the law that the lot was drawn by"),
         ({"law": UnknownSampling("?")}, TypeError, "that has an expected lot size"),
         ({"lot": (1, 2)}, ValueError, "lot must be"),
+        ({"loss": None}, ValueError, "no loss that depends on its weights"),
+        ({"loss": lambda: lambda y, p: 0.0 * y}, ValueError, "no loss that depends on its weights"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_charged(arguments, error, match):

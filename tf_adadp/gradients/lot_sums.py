@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_adadp.clipping import ClippedSums
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients.choose import Engine, make_engine
+from tf_adadp.gradients.ghost import GradientPlan
 from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.utils.attached import ENGINES, attached_dict
 from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec
@@ -62,7 +63,7 @@ def clipped_sum(
         [[-1.0], [-1.0]]
     """
     _check_ready(optimizer, expected_lot_size)
-    engine = engine_for_lot(
+    engine, _ = engine_for_lot(
         model, loss, lot, optimizer, jit_compile=jit_compile, gradient_engine=gradient_engine
     )
     clipping_set = optimizer.clipping_set()
@@ -85,8 +86,8 @@ def engine_for_lot(
     *,
     jit_compile: bool | str = "auto",
     gradient_engine: str = "auto",
-) -> Engine:
-    """Returns the engine for lots of this form; the same one at every call.
+) -> tuple[Engine, GradientPlan]:
+    """Returns the engine for lots of this form, and its plan; the same at every call.
 
     Args, raises: see `clipped_sum`.
     """
@@ -112,13 +113,13 @@ def _cached_engine(model, loss, element_spec, **options):
     variables = tuple(id(v) for v in model.trainable_variables)
     key = (id(loss), str(element_spec), variables, *options.values())
     # An engine's trace does not follow later changes of layers.
-    if key not in engines or not engines[key][2].unchanged:
+    if key not in engines or not engines[key][-1].unchanged:
         with tf.init_scope():
             built = _built_loss(model, loss, element_spec)
-            engine, _ = make_engine(model, built, element_spec=element_spec, **options)
+            engine, plan = make_engine(model, built, element_spec=element_spec, **options)
         # Holds the loss too, so that no other loss gets its id.
-        engines[key] = engine, loss, LayerSettings(model)
-    return engines[key][0]
+        engines[key] = engine, plan, loss, LayerSettings(model)
+    return engines[key][:2]
 
 
 def _built_loss(model, loss, element_spec):

@@ -168,7 +168,7 @@ class _Step:
 
 def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
     """Returns the `_Step` for these arguments, the same one at every call."""
-    engine = engine_for_lot(
+    engine, plan = engine_for_lot(
         model, loss, lot, optimizer, jit_compile=jit_compile, gradient_engine=gradient_engine
     )
     steps = attached_dict(model, STEPS)
@@ -181,6 +181,7 @@ def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
         )
         with tf.init_scope():
             refuse_raw(model, spec)
+            validation.check_reached(model, plan.unreached)
             steps[key] = _Step(model, loss, optimizer, engine)
             optimizer.bind(model, loss)
     return steps[key]
