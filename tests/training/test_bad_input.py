@@ -1,6 +1,7 @@
 """Every mistake raises an error that names it and a fix, and nothing is trained."""
 
 import functools
+import re
 
 import keras
 import numpy as np
@@ -528,3 +529,16 @@ def test_class_weights_multiply_row_by_row():
     np.testing.assert_array_equal(class_weights(y, {1: 10.0}, given[:, 0]), [1.0, 20.0, 30.0])
     with pytest.raises(ValueError, match=r"sample_weight has shape \(2, 1\), and there are 3"):
         class_weights(y, {1: 10.0}, given[:2])
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "c"]])
+def test_weights_of_some_outputs_are_refused(names):
+    inputs = keras.Input((6,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"}
+    model = dp.DPModel(keras.Model(inputs, outputs))
+    model.compile(dp.DPSGD(noise_multiplier=1.0), {"a": "mse", "b": "mse"}, log_raw_metrics=False)
+    y, weights = ({name: np.ones(ROWS) for name in of} for of in ("ab", names))
+    match = re.escape(f"sample_weight is for the outputs {names}, and y for ['a', 'b']")
+    with pytest.raises(ValueError, match=match):
+        model.fit(np.ones((ROWS, 6)), y, batch_size=30, sample_weight=weights, verbose=0)
+    assert model.ledger.steps == 0

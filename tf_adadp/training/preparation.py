@@ -63,11 +63,11 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
         TypeError, ValueError: they cannot be trained privately. Nothing was trained.
     """
     probed = probe(element_spec)
-    x, y, _ = probed
+    x, y, sample_weight = probed
     loss, optimizer = compile_loss_of(model), compiled.optimizer
     if y is None and loss is not None:
         raise ValueError("y=None: the compiled loss needs labels. Pass y.")
-    validation.check_labels(y)
+    validation.check_labels(y, sample_weight)
     build_symbolically(model, probed)
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:

@@ -113,9 +113,14 @@ def label_problems(y: object) -> Iterator[Problem]:
             )
 
 
-def check_labels(y: object) -> None:
-    """Raises ValueError for the first of `label_problems`."""
+def check_labels(y: object, sample_weight: object = None) -> None:
+    """Raises ValueError for the first of `label_problems`, and for weights of other outputs."""
     raise_first(label_problems(y))
+    if isinstance(y, dict) and isinstance(sample_weight, dict) and y.keys() != sample_weight.keys():
+        raise ValueError(
+            f"sample_weight is for the outputs {sorted(sample_weight)}, and y for {sorted(y)}: "
+            "give weights of all outputs of y, ones where an output needs none."
+        )
 
 
 def check_metric_names(names: Iterable[str], of_optimizer: Iterable[str] = ()) -> None:
