@@ -264,4 +264,7 @@ def stddev(noise_multiplier: float | tf.Tensor, scale: float | tf.Tensor) -> tf.
     """Returns σ*·scale, float32."""
     if noise_multiplier is None:
         raise ValueError("noise_multiplier=None: give a number of at least 0.")
-    return tf.cast(noise_multiplier, tf.float32) * scale
+    product = tf.cast(noise_multiplier, tf.float32) * scale
+    # Keeps TensorFlow from multiplying in another order with the noise: on several devices it chose
+    # one for each, and their weights differed in the last bits.
+    return tf.ensure_shape(product, product.shape)
