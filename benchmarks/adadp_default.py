@@ -79,11 +79,9 @@ def _some(cells, *epsilons):
 _WARM = "ADADP, warm-up 20"
 # The rate of 0.1, the same for all tensors.
 _SCHEDULE = "ADADP, schedule"
-# The default but for the shape.
-_BOTH = "ADADP, rows and columns"
 # Of the convolutional networks: at 5 minutes a run there is no search. Rates from a few short runs.
-_CNN = ("ADADP", _SCHEDULE, _BOTH, "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
-METHODS = ("ADADP", "DPSGD", _BOTH, _SCHEDULE, "ADAL, schedule", "ADAN", "DPAdam")
+_CNN = ("ADADP", _SCHEDULE, "ADADP, 0.01", "ADADP, 0.01, C = 0.3", _WARM, "DPSGD, η = 4")
+METHODS = ("ADADP", "DPSGD", _SCHEDULE, "ADAL, schedule", "ADAN", "DPAdam")
 TASKS = {
     "digits": Task("digits", _mlp(64, 64, 10), _DIGITS, methods=(*METHODS, _WARM)),
     "digits_scaled": Task("digits", _mlp(64, 64, 10), _some(_DIGITS, 1.0, 3.0, 8.0), scaled=True),
@@ -99,7 +97,7 @@ TASKS = {
 # Other architectures, each run at most 2 minutes on a core.
 _SMALL = {1.0: (1024, 60), 3.0: (1024, 300)}
 _MORE = {(data, name): {8.0: (1024, 300)} for data, name in [("mnist", "gru"), ("cifar10", "tanh")]}
-_SMALL_METHODS = ("ADADP", "DPSGD", _BOTH, _SCHEDULE)
+_SMALL_METHODS = ("ADADP", "DPSGD", _SCHEDULE)
 _ARCHITECTURES = {
     "tanh": lambda shape: models.small_cnn(shape, "tanh"),
     "relu": lambda shape: models.small_cnn(shape, "relu"),
@@ -151,14 +149,18 @@ _MADE = {"digits": models.digits, "table": models.table}
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *_CNN)))
 
 
+def _rows(learning_rate, **arguments):
+    """ADADP with the shape of version 0.1, by rows."""
+    return dp.ADADP(learning_rate, **{"prior": "released", **arguments})
+
+
 def _scheduled(**arguments):
-    return dp.ADADP(dp.InverseSqrtDecay(), **arguments)
+    return _rows(dp.InverseSqrtDecay(), **arguments)
 
 
 # Variants of ADADP at the schedule, or at a rate of their own.
 VARIANTS = {
     _SCHEDULE: _scheduled,
-    _BOTH: lambda **k: dp.ADADP(prior=_prior(pooling="both"), **k),
     "ADAL, schedule": lambda **k: dp.ADAL(dp.InverseSqrtDecay(), **k),
     "ADAN": dp.ADAN,
     "no step scaling": lambda **k: _scheduled(scale_step=False, **k),
@@ -171,15 +173,13 @@ VARIANTS = {
     "by coordinate": lambda **k: _scheduled(prior=_prior(pooling="coordinate"), **k),
     "no shrinkage": lambda **k: _scheduled(prior=_prior(shrinkage=False), **k),
     "exponent 1/4": lambda **k: _scheduled(prior=_prior(exponent=0.25), **k),
-    "ADADP, 0.01": lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.01, 50), **k),
-    "ADADP, 0.01, C = 0.3": lambda **k: dp.ADADP(
-        dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k
-    ),
-    _WARM: lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
+    "ADADP, 0.01": lambda **k: _rows(dp.InverseSqrtDecay(0.01, 50), **k),
+    "ADADP, 0.01, C = 0.3": lambda **k: _rows(dp.InverseSqrtDecay(0.01, 50), l2_norm_clip=0.3, **k),
+    _WARM: lambda **k: _rows(dp.InverseSqrtDecay(0.036, warmup_steps=20), **k),
     "DPSGD, η = 4": lambda **k: dp.DPSGD(4.0, **k),
     "fan-in": lambda **k: _scheduled(prior=priors.FanInPrior(), **k),
     "EMA 0.98": lambda **k: _scheduled(use_ema=True, ema_momentum=0.98, **k),
-    "momentum 0.5": lambda **k: dp.ADADP(dp.InverseSqrtDecay(0.016), momentum=0.5, **k),
+    "momentum 0.5": lambda **k: _rows(dp.InverseSqrtDecay(0.016), momentum=0.5, **k),
 }
 ALL_VARIANTS = {**RATES, **VARIANTS, **OPTIONS}
 ABLATION_CELLS = (("digits", 3.0), ("digits_scaled", 3.0))

@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
-_COMPARED = ("ADADP", "ADADP, rows and columns", "ADADP, schedule", "DPSGD")
+_COMPARED = ("ADADP", "ADADP, schedule", "DPSGD")
 
 
 def _mean(row):

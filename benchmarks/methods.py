@@ -81,7 +81,7 @@ METHODS = {
     "AutoSGD": Method(dp.AutoSGD, _SGD),
     "DPAdam": Method(dp.DPAdam, (2e-3, 4e-3, 8e-3, 1.6e-2)),
     "ADAL": Method(_scheduled(dp.ADAL), _SCHEDULE),
-    "ADADP": Method(_scheduled(dp.ADADP), _SCHEDULE),
+    "ADADP": Method(_scheduled(dp.ADADP, prior="released"), _SCHEDULE),
     "ADAN": Method(dp.ADAN, _SGD),
     "AdaCliP": Method(dp.AdaCliP, _SGD),
     "DPOPT": Method(dp.DPOPT, _SGD),

@@ -19,7 +19,7 @@ import numpy as np
 
 import tf_adadp as dp  # loads TensorFlow when a name of it is first used
 
-PRIORS = {"sound": {}, "printed": {"prior": "raw", "clipping": "local"}}
+PRIORS = {"sound": {"prior": "released"}, "printed": {"prior": "raw", "clipping": "local"}}
 
 
 def _flat(tensors, variables):

@@ -49,8 +49,10 @@ class Recipe(record.Recipe):
 
     def optimizer(self, **private):
         """Returns the optimizer, with private arguments such as its noise."""
-        rate = None if self.initial_rate is None else dp.InverseSqrtDecay(self.initial_rate)
-        return dp.ADADP(rate, **record.averaging(self.average), **private)
+        if self.initial_rate is None:
+            return dp.ADADP(**record.averaging(self.average), **private)
+        rate = dp.InverseSqrtDecay(self.initial_rate)
+        return dp.ADADP(rate, prior="released", **record.averaging(self.average), **private)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,38 +32,48 @@ def factors(optimizer):
     return float(optimizer._rate_factor.numpy()), optimizer._tensor_factors.numpy()
 
 
+def wait(t):
+    """Returns by how much m may undo the decay of the schedule, which waits for 20 steps."""
+    return np.sqrt((1 + t / 20) / max(1, t / 20))
+
+
 class Expected:
     """`FoundRate` in float64, for one vector of all coordinates."""
 
     def __init__(self):
         self.v = self.theta = self.before = self.promised = self.largest = 0.0
         self.gains, self.f = np.zeros(len(SHAPES)), np.ones(len(SHAPES))
-        self.first, self.t = None, 0
+        self.first, self.t = 0.0, 0
 
     def step(self, g, s, loss, loss_noise, r, norm):
         rate = 0.032 / np.sqrt(1 + self.t / 20) * min((self.t + 1) / 5, 1)
         scaled, noise = by_tensor((g / r) ** 2), by_tensor((s / r) ** 2)
         promise = np.sum(np.sqrt(SIZES) * np.maximum(scaled - noise, 0) / np.sqrt(scaled))
-        self.first = max(loss, loss_noise) if self.first is None else self.first
+        self.first = max(self.first, loss, loss_noise) if self.t < 2 else self.first
         self.promised += 0.032 / norm * promise * np.clip(loss, 0, 1)
-        early, half = min(self.t + 1, 10), 0.5 * self.first**2
+        early, most_of_it = min(self.t + 1, 10), 0.35 * self.first**2
         if self.t < 10:
             self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
-        seen = 0.5 * (self.first - loss_noise) ** 2
+        seen = 0.35 * max(self.first - loss_noise, 0) ** 2
         most = np.clip(seen * 10 / self.largest, 1, 4) if self.t >= 9 else 1.0
-        self.m = half * early / 10 * (self.t + 1) / self.promised if self.promised else 1.0
+        most *= wait(self.t)
+        limited = self.promised and self.first
+        self.m = most_of_it * early / 10 * (self.t + 1) / self.promised if limited else most
         self.m = np.clip(self.m, 0.01, most)
         moved = self.theta - self.before
         if self.t:
             slopes, noise = by_tensor(g * moved), 2 * np.sqrt(by_tensor((s * moved) ** 2))
-            allowed = np.maximum(self.gains, 0) + noise
+            share = np.clip(self.t / 60, 0.7, 1)
+            allowed = share * np.maximum(self.gains, 0) + noise
             self.room = (allowed - slopes) / (allowed + np.abs(slopes))
             up = 0.1 + 0.2 * noise / allowed
             self.f = self.f * np.exp(np.where(self.room > 0, up, 0.5) * self.room)
             self.f = np.clip(self.f, 0.3, 1)
+        before = 0.9 * self.v + 1e-7
         self.v = 0.9 * self.v + 0.1 * g**2
         rates = rate * self.m * self.f
-        self.gains = rates * by_tensor((g**2 - s**2) / r / np.sqrt(self.v + 1e-7))
+        of_noise = s**2 * before / (self.v + 1e-7)
+        self.gains = rates * by_tensor((g**2 - of_noise) / r / np.sqrt(self.v + 1e-7))
         self.before = self.theta
         self.theta = self.theta - np.repeat(rates, SIZES) / r * g / np.sqrt(self.v + 1e-7)
         self.t += 1
@@ -220,7 +230,7 @@ def test_the_scale_of_the_loss_does_not_matter_where_gradients_are_clipped(scale
     np.testing.assert_allclose(train(scale), train(1.0), rtol=1e-3)
 
 
-def test_a_step_that_promises_the_whole_loss_is_halved():
+def test_a_step_that_promises_the_whole_loss_is_shortened():
     """One tensor of n equal coordinates: the promise of a step is η_0·n·|g|; losses are rounded."""
     optimizer = dp.ADAL(l2_norm_clip=25.0, **NO_NOISE)
     optimizer.build([keras.Variable(np.zeros(100, np.float32))])
@@ -231,9 +241,65 @@ def test_a_step_that_promises_the_whole_loss_is_halved():
         return factors(optimizer)[0]
 
     found = [factor_after_a_step(loss) for _ in range(10)]
-    np.testing.assert_allclose(found, np.arange(1, 11) / 20, rtol=2e-2)
+    np.testing.assert_allclose(found, 0.35 * np.arange(1, 11) / 10, rtol=2e-2)
     # A step that sees a tenth of that loss and the same promise adds a tenth of it.
-    assert factor_after_a_step(loss / 10) == pytest.approx(0.5 / (10.1 / 11), rel=2e-2)
+    assert factor_after_a_step(loss / 10) == pytest.approx(0.35 / (10.1 / 11), rel=2e-2)
+
+
+@pytest.mark.parametrize(("losses", "expected"), [((2.0, 8.0, 20.0), 8.0), ((8.0, 2.0), 8.0)])
+def test_the_loss_at_first_is_the_larger_of_two_readings(losses, expected):
+    """A third reading does not count: a run that diverges must not raise its own limit."""
+    optimizer = dp.ADAL(l2_norm_clip=25.0, **NO_NOISE)
+    optimizer.build([keras.Variable(np.zeros(100, np.float32))])
+    for loss in losses:
+        step(optimizer, [tf.fill([1, 100], 2.0)], losses=tf.constant([loss]))
+    np.testing.assert_allclose(optimizer._promises.numpy()[0], expected / 25, atol=2**-9)
+
+
+@pytest.mark.parametrize("readings", [(0.0, 0.0), (np.nan, 0.0), (-np.inf, np.inf)])
+def test_a_loss_that_no_reading_shows_sets_no_limit(readings):
+    optimizer = dp.ADAL(**NO_NOISE)
+    optimizer.build([keras.Variable(np.zeros(3, np.float32))])
+    for reading in (*readings, 1.0, 1.0):
+        optimizer._observe_loss(tf.constant(reading), tf.constant(0.0))
+        optimizer._observe([tf.fill([3], 0.1)], [tf.zeros([3])])
+        assert factors(optimizer)[0] == 1.0  # iterations stay at 0
+
+
+def test_the_decay_waits_for_20_steps():
+    """Gradients of 0 promise nothing: m is M·u, and η·m stays at η_0 up to step 20."""
+    optimizer = make("dprmsprop", **NO_NOISE)
+    rates = []
+    for _ in range(60):
+        rates.append(float(optimizer.learning_rate))
+        step(optimizer, [tf.zeros((1, *shape)) for shape in SHAPES.values()], 3.0)
+        rates[-1] *= factors(optimizer)[0]
+    expected = 0.032 / np.sqrt(np.maximum(np.arange(60) / 20, 1))
+    np.testing.assert_allclose(rates[4:], expected[4:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.3])
+def test_the_gain_of_a_step_has_no_bias(signal):
+    """G beside the true gain Σ μ·d, over 4,000 releases of noise 1; 4 standard errors are allowed
+    (by chance once in 15,000 runs). Without Stein's term G is off by 30 of them at least."""
+    size, draws = 50, 4_000
+    optimizer = dp.ADAL(noise_multiplier=1.0)
+    optimizer.build([keras.Variable(np.zeros(size, np.float32))])
+    velocity = np.random.default_rng(0).uniform(0.5, 1.5, size).astype(np.float32)
+    optimizer._velocities[0].assign(velocity)
+    released = np.random.default_rng(1).normal(signal, 1, (draws, size)).astype(np.float32)
+
+    @tf.function
+    def gain(g):
+        (found,) = optimizer._unit_gains([g], [tf.ones([size])], [1.0])
+        return found
+
+    found = np.array([gain(tf.constant(g)).numpy() for g in released])
+    steps = released / np.sqrt(0.9 * velocity + 0.1 * released**2)
+    apart = found - np.sum(signal * steps, 1)
+    assert abs(np.mean(apart)) < 4 * np.std(apart) / np.sqrt(draws)
+    biased = np.sum((released**2 - 1) * steps / released, 1) - np.sum(signal * steps, 1)
+    assert np.mean(biased) < -30 * np.std(biased) / np.sqrt(draws)
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.01, 4.0), (50.0, 1.0)])
@@ -241,10 +307,11 @@ def test_a_few_weights_whose_release_promises_little_get_more_than_the_schedule(
     """0.032·3·0.1 of a loss of 1; and where noise hides the loss and could promise all of it."""
     optimizer = dp.ADAL(noise_multiplier=sigma, seed=5)
     optimizer.build([keras.Variable(np.zeros(3, np.float32))])
-    for _ in range(30):
+    for t in range(30):
         step(optimizer, [tf.fill([5, 3], 0.1)], losses=tf.ones([5]))
-        assert factors(optimizer)[0] <= expected
-    assert factors(optimizer)[0] == expected
+        found = factors(optimizer)[0] / wait(t)
+        assert found <= 1.0001 * expected
+    assert found == pytest.approx(expected)
 
 
 def test_noise_alone_lets_the_rate_be():
@@ -268,11 +335,11 @@ def test_without_signal_or_noise_nothing_breaks(rows):
     optimizer = make("dprmsprop", **NO_NOISE)
     for _ in range(4):
         step(optimizer, [tf.zeros((rows, *shape)) for shape in SHAPES.values()], 3.0)
-    assert factors(optimizer)[0] == 1.0
+    assert factors(optimizer)[0] == pytest.approx(wait(3))
     for _ in range(4):
         step(optimizer, random_grads(np.random.default_rng(0), 3, scale=1e15))
     m, f = factors(optimizer)
-    assert 0.0099 <= m <= 4
+    assert 0.0099 <= m <= 4 * wait(7)
     assert np.all((f >= 0.3) & (f <= 1))
     assert all(np.all(np.isfinite(v.numpy())) for v in optimizer._trainable_variables)
 

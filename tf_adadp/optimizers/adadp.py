@@ -26,12 +26,12 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
         θ_i ← θ_i − m·f_l · (η_t / r_i) · g̃_i / √(E[g̃²]_i + ε0),   η_t of `InverseSqrtDecay()`
 
     so that clipping, noise and step are those of coordinates θ_i·r_i in which all gradients have
-    one size. Without it RMSprop undoes the shape of the noise: if noise is most of g̃, its
-    denominator is the noise's own std, and every coordinate gets the same noise for any r.
-    Where releases cannot tell coordinates apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
-    m ≤ 1 of the network and f_l ≤ 1 of tensor l are found in training, from releases:
-    `FoundRate`. That needs no number of steps: a run may be stopped by its budget or go on in a
-    second `fit`.
+    one size. Of a matrix r is one number per row times one per column. Without `scale_step` RMSprop
+    undoes the shape of the noise: if noise is most of g̃, its denominator is the noise's own std,
+    and every coordinate gets the same noise for any r. Where releases cannot tell coordinates
+    apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
+    m of the network and f_l ≤ 1 of tensor l are found in training, from releases: `FoundRate`. That
+    needs no number of steps: a run may be stopped by its budget or go on in a second `fit`.
 
     Measured (`benchmarks/adadp_default.py`, docs/results/adadp.md), against DP-SGD tuned for each
     task and budget: above it on all convolutional and residual networks tried, by up to 12 points,
@@ -49,7 +49,8 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
             epsilon.
         rho: ρ = 1 − γ of the RMSprop step.
         clipping: "ellipsoid", or "local" for the paper's coordinate-wise clipping.
-        prior: "released", another `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
+        prior: "factored" (r by rows and columns of each matrix), "released" (by rows), another
+            `tf_adadp.priors.Prior`, or "raw" for the paper's, ε = ∞.
         scale_step: whether the step is divided by r once the warm-up is over. Post-processing.
         warmup_steps, local_clip_factor (β), prior_decay (γ'), prior_exponent,
             local_clip_threshold (G): see `AdaptiveNoise`.
@@ -74,7 +75,7 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
         *,
         rho: float = 0.9,
         clipping: str = "ellipsoid",
-        prior: str | Prior = "released",
+        prior: str | Prior = "factored",
         scale_step: bool = True,
         warmup_steps: int | None = None,
         local_clip_factor: float = 1.2,

@@ -18,6 +18,8 @@ from tf_adadp.optimizers.priors.raw import RawPrior, variance
 from tf_adadp.utils.checks import check_choice, check_integer, check_number
 from tf_adadp.utils.flat_groups import FlatGroups
 
+_POOLINGS = {"factored": "both", "released": "row"}
+
 
 class AdaptiveNoise(DPOptimizer):
     """Mixin: the clipping set and its noise follow a prior of each coordinate's size.
@@ -40,13 +42,14 @@ class AdaptiveNoise(DPOptimizer):
 
     Args:
         clipping: "ellipsoid" or "local".
-        prior: "released" (an `ExponentialPrior` with the arguments below), another `Prior`, or
-            "raw".
+        prior: "factored" or "released" (an `ExponentialPrior` with the arguments below, its shape
+            by rows and columns or by rows), another `Prior`, or "raw".
         warmup_steps: steps with DP-SGD's ball and noise before the prior is used. None: until the
             paper's switch, Var > G, of r (released) or of √E' (raw).
         local_clip_factor: β > 0, used by "local" and by the raw prior.
-        prior_decay: γ' in [0, 1), of "released" and "raw". None: 0.995, for "raw" the paper's 0.9.
-        prior_exponent: p > 0, r ∝ (second moment)^p; of "released". None: the class's default.
+        prior_decay: γ' in [0, 1), of all but a `Prior`. None: 0.995, for "raw" the paper's 0.9.
+        prior_exponent: p > 0, r ∝ (second moment)^p; of "factored" and "released". None: the
+            class's default.
         local_clip_threshold: G ≥ 0 of the switch.
         **kwargs: see `DPOptimizer`; l2_norm_clip is one number here.
     """
@@ -76,9 +79,9 @@ class AdaptiveNoise(DPOptimizer):
                         f"{name}={value!r} beside prior={type(prior).__name__}(…): give it to the "
                         "prior."
                     )
-        elif not isinstance(prior, str) or prior not in ("released", "raw"):
+        elif not isinstance(prior, str) or prior not in (*_POOLINGS, "raw"):
             raise ValueError(
-                f"prior={prior!r}: give 'released', 'raw' or an instance of a "
+                f"prior={prior!r}: give 'factored', 'released', 'raw' or an instance of a "
                 "`tf_adadp.priors.Prior`."
             )
         local_clip_factor = check_number("local_clip_factor", local_clip_factor, positive, above=0)
@@ -117,10 +120,11 @@ class AdaptiveNoise(DPOptimizer):
         self.local_clip_threshold = local_clip_threshold
         if prior == "raw":
             self._prior = RawPrior(0.9 if prior_decay is None else prior_decay)
-        elif prior == "released":
+        elif isinstance(prior, str):
             decay = 0.995 if prior_decay is None else prior_decay
             exponent = self._default_exponent if prior_exponent is None else prior_exponent
-            self._prior = ExponentialPrior(decay=decay, exponent=exponent)
+            pooling = _POOLINGS[prior]
+            self._prior = ExponentialPrior(decay=decay, pooling=pooling, exponent=exponent)
         else:
             self._prior = prior
 

@@ -17,30 +17,36 @@ class FoundRate(DPOptimizer):
     With g̃ the release, s the std of its noise, n_l the size of tensor l, C the clip norm, h̃ the
     mean of w·ℓ/C, released with g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
 
+        H = max(h̃_0, h̃_1, s_h)
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
-        m = min(1, (t + 1)/10)·h̃_0² / (2·mean_{k≤t} P_k·h̃_k)   in [0.01, M]
-        M = (h̃_0 − s_h)² / (2·mean_{k<10} P̄_k·h̃_k)   in [1, 4], and 1 for t < 9
+        m = 0.35·min(1, (t + 1)/10)·H² / mean_{k≤t} P_k·h̃_k   in [0.01, M·u_t]
+        M = 0.35·max(H − s_h, 0)² / mean_{k<10} P̄_k·h̃_k   in [1, 4], and 1 for t < 9
+        u_t = √((1 + t/20) / max(1, t/20))
 
-    where P̄ is P without the subtraction of s², h̃_k is clipped to [0, 1], and h̃_0 is at least s_h,
-    the std of its noise.
+    where P̄ is P without the subtraction of s², h̃_k is clipped to [0, 1], and s_h is the std of its
+    noise. The 20 steps of u are those of the schedule's decay, which waits for them where m allows.
     w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
     the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
-    holds it at a half (averaged over the steps so far, those weighted most that see a high loss),
+    holds it at 0.35 (averaged over the steps so far, those weighted most that see a high loss),
     and at less in the first ten steps: P may grow 20-fold in four of them, before the mean follows.
+    H is the loss at first. The first release is clipped to a ball, the second to a set that the
+    first has shaped, so w may rise between them while the model is as it was.
     Models of few weights, such as a logistic regression on a table, have far to go with steps that
-    promise little even if all of g̃ were signal. They alone get more than η_t.
-    And with d = θ_t − θ_{t−1} the last step:
+    promise little even if all of g̃ were signal. They alone get more than η_t for long.
+    And with d = θ_t − θ_{t−1} the last step, v the mean square that RMSprop had before it:
 
-        S_l = ⟨g̃_t, d⟩_l,   G_l = Σ_l (g̃_{t−1}² − s²)·|d/g̃_{t−1}|,   n_l = 2·√Σ_l (s·d)²
-        a_l = max(G_l, 0) + n_l,   x_l = (a_l − S_l)/(a_l + |S_l|)
+        S_l = ⟨g̃_t, d⟩_l,   G_l = Σ_l (g̃² − q·s²)·|d/g̃|,   q = ρv/(ρv + (1 − ρ)g̃²),   g̃ = g̃_{t−1}
+        n_l = 2·√Σ_l (s·d)²,   a_l = κ·max(G_l, 0) + n_l,   κ = min(1, max(0.7, t/60))
+        x_l = (a_l − S_l)/(a_l + |S_l|)
         ln f_l ← ln f_l + x_l·(0.1 + 0.2·n_l/a_l)   where x_l > 0,   + 0.5·x_l   otherwise
 
     with f_l in [0.3, 1], starting at 1. G is what the last step gained to first order, S the slope
     that is left behind it, above 0 where the loss rises again: a tensor slows down while its steps
-    end above where they began. The noise of g̃_t is independent of d, so S has no bias, and n is the
-    size of its noise (two standard deviations). G is low by up to (1 − ρ)·Σ s·|d|, because
-    RMSprop's average contains the noise of g̃_{t−1} too. If the step is divided by a shape r, so
-    are g̃ and s in P.
+    end above where they began, at first a little earlier. The noise of g̃_t is independent of d, so
+    S has no bias, and n is the size of its noise (two standard deviations). G has none either:
+    RMSprop divides by an average that contains the noise of g̃_{t−1}, and of the noise in g̃·d only
+    the part q is expected (Stein's lemma). If the step is divided by a shape r, so are g̃ and s in
+    P.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
@@ -50,8 +56,9 @@ class FoundRate(DPOptimizer):
     Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
     releases: m and f are post-processing.
 
-    A loss below 0 sets no limit. A loss above the larger of C and its gradient's norm counts as
-    that value, so m is lower than necessary if steps are many times longer than 1.
+    A loss that is 0 or below at first sets no limit. A loss above the larger of C and its
+    gradient's norm counts as that value, so m is lower than necessary if steps are many times
+    longer than 1.
 
     Args:
         learning_rate: None to find it as above; a float or a Keras schedule is used unchanged. A
@@ -63,8 +70,10 @@ class FoundRate(DPOptimizer):
     regularisers, constraints, Keras's clipping of gradients, averages that overwrite weights.
     """
 
-    _promise = 0.5
+    _promise = 0.35
     _first_steps = 10
+    _readings = 2  # of the loss at first
+    _waits = True  # the decay, for as many steps as it takes to fall by √2
     _most = 4.0  # M
     _least = 0.01  # m
     _lowest = 0.3  # f
@@ -72,6 +81,8 @@ class FoundRate(DPOptimizer):
     _growth_in_noise = 0.3  # where it was all noise
     _fall = 0.5
     _deviations = 2.0
+    _gain_share = 0.7  # κ at first
+    _patient_after = 60  # steps, at least, until κ is 1
     _share = 0.01
 
     def __init__(
@@ -99,7 +110,7 @@ class FoundRate(DPOptimizer):
             return
         ones = keras.initializers.Ones()
         self._loss = self._add_state((2,), "loss")  # h̃ and the std of its noise
-        # h̃_0, ΣP·h̃, ΣP̄·h̃ of the first steps, the number of steps.
+        # H, ΣP·h̃, ΣP̄·h̃ of the first steps, the number of steps.
         self._promises = self._add_state((4,), "promises")
         self._rate_factor = self._add_state((), "rate_factor", initializer=ones)
         self._previous = self._add_slots("previous", variables)
@@ -136,8 +147,9 @@ class FoundRate(DPOptimizer):
         largest = tf.reduce_sum(tf.sqrt(sizes * totals))
         loss, stddev = tf.unstack(self._loss.value)
         first, total, total_first, steps = tf.unstack(self._promises.value)
-        # A reading that noise alone may show is not evidence of a small loss.
-        first = tf.where(first > 0.0, first, tf.maximum(loss, stddev))
+        # A reading that noise alone may show, or that overflowed, is no evidence of a small loss.
+        reading = tf.maximum(tf.where(tf.math.is_finite(loss), loss, 0.0), stddev)
+        first = tf.where(steps < self._readings, tf.maximum(first, reading), first)
         weight = self.learning_rate_at_first / self.current_clip_norm()
         counted = tf.stack([promise, largest]) * weight * tf.clip_by_value(loss, 0.0, 1.0)
         counted = tf.where(tf.math.is_finite(counted), counted, 0.0)
@@ -146,12 +158,20 @@ class FoundRate(DPOptimizer):
         steps += 1.0
         self._promises.assign(tf.stack([first, total, total_first, steps]))
         early = tf.minimum(steps, self._first_steps)
-        room = self._promise * tf.square(first - stddev) * self._first_steps
+        room = self._promise * tf.square(tf.maximum(first - stddev, 0.0)) * self._first_steps
         most = tf.clip_by_value(tf.math.divide_no_nan(room, total_first), 1.0, self._most)
-        most = tf.where(steps < self._first_steps, 1.0, most)
+        most = tf.where(steps < self._first_steps, 1.0, most) * self._wait()
         allowed = self._promise * tf.square(first) * steps * early / self._first_steps
-        factor = tf.where(total > 0.0, allowed / total, 1.0)
+        limited = (first > 0.0) & (total > 0.0)
+        factor = tf.where(limited, tf.math.divide_no_nan(allowed, total), most)
         return tf.clip_by_value(factor, self._least, most)
+
+    def _wait(self):
+        """Returns u, by which the decay is undone as far as it waits."""
+        if not self._waits:
+            return 1.0
+        past = tf.cast(self.iterations.value, tf.float32) / self._learning_rate.decay_steps
+        return tf.sqrt((1.0 + past) / tf.maximum(past, 1.0))
 
     def _last_step(self, released, stddevs):
         """Returns S and Σ(s·d)² of the last step, [tensors], and keeps the weights for the next."""
@@ -169,7 +189,9 @@ class FoundRate(DPOptimizer):
     def _next_tensor_factors(self, slopes, noise_energy):
         """Returns f of this step, from S and Σ(s·d)² of the last one."""
         noise = self._deviations * tf.sqrt(noise_energy)
-        allowed = tf.maximum(self._gains.value, 0.0) + noise
+        steps = tf.cast(self.iterations.value, tf.float32)
+        wanted = tf.clip_by_value(steps / self._patient_after, self._gain_share, 1.0)
+        allowed = wanted * tf.maximum(self._gains.value, 0.0) + noise
         room = tf.math.divide_no_nan(allowed - slopes, allowed + tf.abs(slopes))
         share = tf.math.divide_no_nan(noise, allowed)
         growth = self._growth + (self._growth_in_noise - self._growth) * share
@@ -185,9 +207,10 @@ class FoundRate(DPOptimizer):
         rho, rest, epsilon = (tf.constant(c) for c in (self.rho, 1 - self.rho, self.epsilon))
         for g, s, scale, velocity in zip(released, stddevs, scales, moments, strict=True):
             square = tf.square(g)
-            velocity = tf.cast(velocity, tf.float32)
-            moment = rho * velocity + rest * square + epsilon
-            yield tf.reduce_sum(scale * (square - tf.square(s)) * tf.math.rsqrt(moment))
+            before = rho * tf.cast(velocity, tf.float32) + epsilon
+            moment = before + rest * square
+            signal = square - tf.square(s) * (before / moment)
+            yield tf.reduce_sum(scale * signal * tf.math.rsqrt(moment))
 
     def _step_scales(self) -> Sequence[tf.Tensor] | None:
         """Returns factors of the step per variable, besides the rate; None for 1. A hook."""
