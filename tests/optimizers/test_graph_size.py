@@ -28,7 +28,7 @@ def _operations(make, layers):
     ids=["DPSGD", "ADADP", "ADADP that finds its rate"],
 )
 def test_a_variable_more_is_few_operations_more(make, most):
-    """Hundreds of small variables share the work; Keras's own update takes 8 to 20 of these. A shape
-    by rows and columns takes 30 more than one by rows."""
+    """Hundreds of small variables share the work; Keras's own update takes 8 to 20 of these. A
+    shape by rows and columns takes 30 more than one by rows."""
     per_variable = (_operations(make, 40) - _operations(make, 20)) / 40
     assert per_variable <= most
