@@ -35,7 +35,7 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
 
     Measured (`benchmarks/adadp_default.py`, docs/results/adadp.md), against DP-SGD tuned for each
     task and budget: above it on all convolutional and residual networks tried, by up to 12 points,
-    level on most dense ones, and 11 above to 3 below on recurrent ones, above in short runs.
+    level on most dense ones, and 11 above to 1 below on recurrent ones, above in short runs.
 
     Differences from the paper, with reasons: its prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior
