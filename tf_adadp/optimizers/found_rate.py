@@ -43,10 +43,10 @@ class FoundRate(DPOptimizer):
     with f_l in [0.3, 1], starting at 1. G is what the last step gained to first order, S the slope
     that is left behind it, above 0 where the loss rises again: a tensor slows down while its steps
     end above where they began, at first a little earlier. The noise of g̃_t is independent of d, so
-    S has no bias, and n is the size of its noise (two standard deviations). G has none either:
-    RMSprop divides by an average that contains the noise of g̃_{t−1}, and of the noise in g̃·d only
-    the part q is expected (Stein's lemma). If the step is divided by a shape r, so are g̃ and s in
-    P.
+    S has no bias, and n is the size of its noise (two standard deviations). G, for given m, has
+    none: RMSprop divides by an average that contains the noise of g̃_{t−1}, and of the noise in
+    g̃·d only the part q is expected (Stein's lemma). If the step is divided by a shape r, so are g̃
+    and s in P.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
@@ -56,9 +56,9 @@ class FoundRate(DPOptimizer):
     Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
     releases: m and f are post-processing.
 
-    A loss that is 0 or below at first sets no limit. A loss above the larger of C and its
-    gradient's norm counts as that value, so m is lower than necessary if steps are many times
-    longer than 1.
+    Without noise, a loss that is 0 or below at first sets no limit. A loss above the larger of C
+    and its gradient's norm counts as that value, so m is lower than necessary if steps are many
+    times longer than 1.
 
     Args:
         learning_rate: None to find it as above; a float or a Keras schedule is used unchanged. A
