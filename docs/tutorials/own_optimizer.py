@@ -181,7 +181,7 @@ own_accuracy = train(LayerwiseSGD(2.0))
 
 # %% [markdown]
 # Its accuracy is close to that of DP-SGD here, because the two layers of this network have gradients of similar size.
-# (`dp.ADADP` estimates such sizes by row, and shrinks them towards each other as far as noise explains their
+# (`dp.ADADP` estimates such sizes by row and column, and shrinks them towards each other as far as noise explains their
 # differences.) The class needs four methods: for its state, its clipping set, the update of the state, and its
 # configuration. None of them receives a raw gradient. Therefore everything that the class computes is post-processing of
 # releases.

@@ -20,7 +20,7 @@ class FoundRate(DPOptimizer):
         H = max(h̃_0, h̃_1, s_h)
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
         m = 0.35·min(1, (t + 1)/10)·H² / mean_{k≤t} P_k·h̃_k   in [0.01, M·u_t]
-        M = 0.35·max(H − s_h, 0)² / mean_{k<10} P̄_k·h̃_k   in [1, 4], and 1 for t < 9
+        M = 0.35·max(min(H, 1) − s_h, 0)² / mean_{k<10} P̄_k·h̃_k   in [1, 4], and 1 for t < 9
         u_t = √((1 + t/20) / max(1, t/20))
 
     where P̄ is P without the subtraction of s², h̃_k is clipped to [0, 1], and s_h is the std of its
@@ -158,7 +158,9 @@ class FoundRate(DPOptimizer):
         steps += 1.0
         self._promises.assign(tf.stack([first, total, total_first, steps]))
         early = tf.minimum(steps, self._first_steps)
-        room = self._promise * tf.square(tf.maximum(first - stddev, 0.0)) * self._first_steps
+        # A loss makes room, its noise does not.
+        shown = tf.maximum(tf.minimum(first, 1.0) - stddev, 0.0)
+        room = self._promise * tf.square(shown) * self._first_steps
         most = tf.clip_by_value(tf.math.divide_no_nan(room, total_first), 1.0, self._most)
         most = tf.where(steps < self._first_steps, 1.0, most) * self._wait()
         allowed = self._promise * tf.square(first) * steps * early / self._first_steps
