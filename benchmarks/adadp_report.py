@@ -5,8 +5,16 @@ import numpy as np
 from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
-_BEFORE = "ADADP, before"  # the default before its shape had columns; rows that no job makes again
-_COMPARED = ("ADADP", _BEFORE, "ADADP, schedule", "DPSGD")
+_COMPARED = ("ADADP", "DPSGD")
+# Groups of tasks by the ends of their names; what has none of them is dense.
+_GROUPS = {
+    "convolutional, residual": ("_cnn", "_tanh", "_relu", "_group_norm", "_residual"),
+    "transformer over patches": ("_patches",),
+    "LoRA": ("_lora",),
+    "recurrent": ("_gru", "_lstm"),
+    "logistic regression": ("fashion_logistic", "cifar10_logistic"),
+    "tables": ("table_logistic", "table_mlp"),
+}
 
 
 def _mean(row):
@@ -54,6 +62,24 @@ def differences(rows):
     }
 
 
+def _group(task):
+    return next((name for name, ends in _GROUPS.items() if task.endswith(ends)), "dense")
+
+
+def groups(rows):
+    """Returns the differences by group of networks, as Markdown."""
+    by_group = {name: [] for name in ("dense", *_GROUPS)}
+    for (task, _), apart in differences(rows).items():
+        by_group[_group(task)].append(apart)
+    by_group["all"] = [apart for found in by_group.values() for apart in found]
+    lines = [
+        [name, len(a), f"{np.mean(a):+.2f}", f"{min(a):+.2f}", f"{max(a):+.2f}"]
+        for name, a in by_group.items()
+        if a
+    ]
+    return harness.markdown_table(["networks", "cells", "mean", "least", "most"], lines)
+
+
 def tables(rows):
     """Returns all parts as Markdown."""
     parts = []
@@ -71,11 +97,7 @@ def tables(rows):
         ]
         parts.append(harness.markdown_table(["task", "ε", *_names(_COMPARED), "difference"], lines))
         if apart:
-            values = np.array(list(apart.values()))
-            parts.append(
-                f"ADADP at its defaults less tuned DPSGD over {len(values)} cells: mean "
-                f"{values.mean():+.2f}, least {values.min():+.2f}, most {values.max():+.2f} points."
-            )
+            parts.append(groups(rows))
         others = dict.fromkeys(m for found in cells.values() for m in found if m not in _COMPARED)
         if others:
             lines = [
@@ -122,13 +144,11 @@ _SHOWN = {
 
 
 def architectures(rows):
-    """Returns the README's table: one task for each architecture, at ε = 1 and 3; † is before."""
+    """Returns the README's table: one task for each architecture, at ε = 1 and 3."""
     cells = _cells(rows)
 
     def shown(task, epsilon, method):
         found = cells.get((task, epsilon), {})
-        if method == "ADADP" and method not in found and _BEFORE in found:
-            return _text(found[_BEFORE]) + " †"
         return _text(found[method]) if method in found else "not run"
 
     lines = [

@@ -199,6 +199,20 @@ def test_tables_and_figure(tmp_path):
     assert adadp_report.tables([]) == ""
 
 
+def test_differences_by_group_of_networks():
+    rows = [
+        _row(method, accuracies, task=task)
+        for task, ours in (("digits", 0.93), ("mnist_gru", 0.5), ("fashion_gru", 0.8))
+        for method, accuracies in (("ADADP", [ours]), ("DPSGD", [0.9]))
+    ]
+    lines = adadp_report.groups(rows).splitlines()[2:]
+    assert lines == [
+        "| dense | 1 | +3.00 | +3.00 | +3.00 |",
+        "| recurrent | 2 | -25.00 | -40.00 | -10.00 |",
+        "| all | 3 | -15.67 | -40.00 | +3.00 |",
+    ]
+
+
 def test_results_are_resumed(tmp_path, monkeypatch):
     key = ("part", "task", "epsilon", "method", "setting")
     results = harness.Results(tmp_path / "r.json", key=key, one_machine=False)
