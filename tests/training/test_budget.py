@@ -68,7 +68,7 @@ def test_training_costs_the_target_and_no_more(optimizer, arguments):
         pytest.param(
             lambda: dp.TruncatedPoissonLots(X, Y, 40, max_size=60),
             "pld",
-            marks=pytest.mark.extended,
+            marks=pytest.mark.nightly,
         ),
         (
             lambda: dp.UserLots(

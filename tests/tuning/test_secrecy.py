@@ -64,7 +64,7 @@ def trials_of(mean_trials, seed=None):
     return len(calls)
 
 
-@pytest.mark.parametrize("searches", [300, pytest.param(2500, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("searches", [300, pytest.param(2500, marks=pytest.mark.nightly)])
 def test_the_number_of_trials_is_geometric(searches):
     """Chi-square over seeded searches; of a true law one set of seeds in 1000 would fail.
 

@@ -592,7 +592,7 @@ def test_noisy_components_are_charged_once():
         ("MobileNetV2", 52, "block_2_add"),
         ("ResNet50V2", 49, "conv2_block2_out"),
         ("EfficientNetB0", 49, "block2b_add"),
-        ("DenseNet121", 121, "pool2_pool"),
+        pytest.param("DenseNet121", 121, "pool2_pool", marks=pytest.mark.nightly),
     ],
 )
 def test_networks_of_keras(name, layers, end):
