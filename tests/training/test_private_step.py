@@ -25,17 +25,19 @@ def lots_of():
     return dp.PoissonLots(x, y, expected_size=30)
 
 
-def train_eagerly(model, loss, optimizer, ledger, lots, steps):
+def train_eagerly(model, loss, optimizer, ledger, lots, steps, **options):
+    options |= {"ledger": ledger, "law": lots.law}
     for lot in lots.take(steps, 16):
-        assert dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=lots.law) is None
+        assert dp.private_step(model, loss, lot, optimizer, **options) is None
 
 
-def train_in_a_graph(model, loss, optimizer, ledger, lots, steps):
+def train_in_a_graph(model, loss, optimizer, ledger, lots, steps, **options):
+    options |= {"ledger": ledger, "law": lots.law}
     stream = lots.as_dataset(16, num_lots=steps)
 
     @tf.function(input_signature=[stream.element_spec], autograph=False)
     def step(lot):
-        dp.private_step(model, loss, lot, optimizer, ledger=ledger, law=lots.law)
+        dp.private_step(model, loss, lot, optimizer, **options)
 
     assert ledger.steps == 0  # nothing is charged for tracing
     for lot in stream:
@@ -248,3 +250,65 @@ def test_a_batch_of_float64_trains():
     private = private_model()
     private.train_on_batch(x.astype(np.float64), y, law=PoissonSampling(10 * ROWS, ROWS))
     assert private.ledger.steps == private.optimizer.steps_taken == 1
+
+
+STATE = tf.Variable(0.0)
+
+
+@tf.custom_gradient
+def keeping_its_gradient(x):
+    def gradient(upstream):
+        STATE.assign_add(tf.reduce_sum(tf.abs(upstream)))
+        return upstream
+
+    return tf.identity(x), gradient
+
+
+class Keeping(keras.layers.Layer):
+    def call(self, x):
+        return keeping_its_gradient(x)
+
+
+class Recomputed(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(6)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda x: self.dense(x))(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
+@pytest.mark.parametrize("train", [train_eagerly, train_in_a_graph])
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [(Keeping, "keeps state or calls Python"), (Recomputed, "past Keras|captured")],
+)
+def test_gradients_that_keep_or_lose_something_are_refused_as_in_fit(layer, match, train, engine):
+    layers = [keras.Input((6,)), keras.layers.Dense(6), layer(), keras.layers.Dense(3)]
+    model, ledger = keras.Sequential(layers), PrivacyLedger()
+    optimizer = dp.DPSGD(0.1, noise_multiplier=1.0)
+
+    private = private_model(None, model, {"gradient_engine": engine})
+    with pytest.raises(ValueError, match=match):
+        private.fit(*data(), batch_size=30, verbose=0)
+    with pytest.raises(ValueError, match=match):
+        train(model, crossentropy(), optimizer, ledger, lots_of(), 1, gradient_engine=engine)
+    assert (ledger.steps, STATE.numpy()) == (0, 0.0)
+
+
+def test_a_layer_that_the_vectorized_map_cannot_convert_is_mapped_row_by_row():
+    layers = keras.layers
+    network = [keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)]
+    network += [layers.LSTM(4, return_sequences=True), layers.Flatten(), layers.Dense(3)]
+    model, ledger = keras.Sequential(network), PrivacyLedger()
+    words = np.random.default_rng(0).integers(0, 9, (ROWS, 5)).astype(np.int32)
+    lots = dp.PoissonLots(words, data()[1], expected_size=30)
+    options = {"gradient_engine": "vectorized"}
+    before = model.get_weights()
+    train_eagerly(model, crossentropy(), dp.DPSGD(noise_multiplier=1.0), ledger, lots, 1, **options)
+    assert ledger.steps == 1
+    assert all(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))

@@ -11,7 +11,7 @@ from tf_adadp.gradients.choose import Engine, make_engine
 from tf_adadp.gradients.ghost import GradientPlan
 from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.utils.attached import ENGINES, attached_dict
-from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec
+from tf_adadp.utils.keras_compat import CompileLoss, compute_output_spec, eagerly
 
 
 @tf.autograph.experimental.do_not_convert
@@ -114,7 +114,7 @@ def _cached_engine(model, loss, element_spec, **options):
     key = (id(loss), str(element_spec), variables, *options.values())
     # An engine's trace does not follow later changes of layers.
     if key not in engines or not engines[key][-1].unchanged:
-        with tf.init_scope():
+        with eagerly():
             built = _built_loss(model, loss, element_spec)
             engine, plan = make_engine(model, built, element_spec=element_spec, **options)
         # Holds the loss too, so that no other loss gets its id.

@@ -7,6 +7,7 @@ tables with the installed version and searches the package for further private n
 """
 
 import collections
+import contextlib
 from collections.abc import Iterator, Mapping
 
 import keras
@@ -360,6 +361,20 @@ def set_name_counts(counts: Mapping[str, int]) -> None:
     """Lets Keras go on with the numbers that `name_counts` returned."""
     counts = collections.defaultdict(int, counts)
     global_state.set_global_attribute("object_name_uids", counts)
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Leaves functions that are being traced, as `tf.init_scope` does, where no tape would record.
+
+    Here tapes record, as they do in training: a graph is then checked with its gradient.
+    """
+    with tf.init_scope():
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def function_number() -> int:
