@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import data, plain_model, private_model
@@ -86,3 +87,36 @@ def test_a_loss_that_ignores_the_model_is_refused(engine):
         fit(plain_model(), "auto" if engine == "ghost" else engine, constant, Y)
     (problem,) = dp.validate(plain_model(), constant, X, Y)
     assert problem.severity == "error"
+
+
+class Recomputed(keras.layers.Layer):
+    """A dense layer in a custom gradient, where no tape sees its weights."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(6, activation="tanh", name="inside")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda x: self.dense(x))(x)
+
+
+class Stopped(Recomputed):
+    """A dense layer behind which no gradient is wanted."""
+
+    def call(self, x):
+        return tf.stop_gradient(self.dense(x))
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
+@pytest.mark.parametrize("block", [Recomputed, Stopped])
+def test_weights_whose_gradient_is_lost_are_announced(block, engine):
+    model = keras.Sequential([keras.Input((6,)), block(), keras.layers.Dense(3)])
+    private, (message,) = fit(model, engine, "sparse_categorical_crossentropy", Y)
+    lost = tuple(v.path for v in model.layers[0].trainable_variables)
+    assert len(lost) == 2
+    assert private.gradient_plan().unreached == lost
+    assert "'inside'" in message
+    assert ", ".join(lost) in message

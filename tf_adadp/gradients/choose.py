@@ -121,7 +121,7 @@ class _Traits:
         shaped_by_values: the name of an operation whose output's shape depends on values, or None.
         sequential: whether examples are mapped one after the other.
         loss_scale: the fixed factor on the loss.
-        unreached: paths of the trainable weights that the loss does not depend on.
+        unreached: paths of the trainable weights that no gradient of the loss reaches.
     """
 
     layers: list

@@ -35,7 +35,7 @@ _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "Statel
 
 
 class ExampleGraph:
-    """Traces the loss of one example, and its gradient where that is a custom one.
+    """Traces the loss of one example, and its gradient where that may differ from the loss's.
 
     Nothing is run.
 
@@ -46,7 +46,7 @@ class ExampleGraph:
 
     def __init__(self, example_loss: ExampleLoss, example: Any):
         self._model = example_loss.model
-        self._read: set[int] = set()  # numbers of the weights that the loss depends on
+        self._reached: set[int] = set()  # numbers of the weights that get a gradient
         weights = [tf.TensorSpec(v.shape, v.dtype) for v in example_loss.trainable_variables]
         seeds = tf.TensorSpec([example_loss.num_seed_generators, 2], tf.uint32)
 
@@ -54,7 +54,7 @@ class ExampleGraph:
         def one_example(weights, x, y, sample_weight, seeds):
             loss = example_loss(weights, x, y, sample_weight, seeds)[0]
             read = _operations_behind(loss)
-            self._read = {i for i, weight in enumerate(weights) if weight.op in read}
+            self._reached = {i for i, weight in enumerate(weights) if weight.op in read}
             return loss
 
         @tf.function(autograph=False)
@@ -62,12 +62,14 @@ class ExampleGraph:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(weights)
                 loss = example_loss(weights, x, y, sample_weight, seeds)[0]
-            return tape.gradient(loss, weights, unconnected_gradients="zero")
+            found = tape.gradient(loss, weights)
+            self._reached = {i for i, g in enumerate(found) if g is not None}
+            return [g for g in found if g is not None]
 
         self._graph = self._whole = one_example.get_concrete_function(
             weights, *example, seeds
         ).graph
-        if any("_gradient_op_type" in node.attr for node in _nodes(self._graph)):
+        if any(_has_a_gradient_of_its_own(node) for node in _nodes(self._graph)):
             self._whole = gradient.get_concrete_function(weights, *example, seeds).graph
 
     def check(self) -> None:
@@ -88,9 +90,9 @@ class ExampleGraph:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Returns the paths of the trainable weights that the loss does not depend on."""
+        """Returns the paths of the trainable weights that no gradient of the loss reaches."""
         variables = self._model.trainable_variables
-        return tuple(v.path for i, v in enumerate(variables) if i not in self._read)
+        return tuple(v.path for i, v in enumerate(variables) if i not in self._reached)
 
     def control_flow(self) -> str | None:
         """Returns the name of a loop or a branch in the graph, or None."""
@@ -191,6 +193,10 @@ def _may_keep(operation):
         return False
     # TensorFlow 1's are not marked as stateful: they write to inputs by reference.
     return definition.is_stateful or any(given.is_ref for given in definition.input_arg)
+
+
+def _has_a_gradient_of_its_own(node):
+    return node.op == "StopGradient" or "_gradient_op_type" in node.attr
 
 
 def _nodes(traced):

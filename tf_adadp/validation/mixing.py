@@ -131,9 +131,10 @@ def unreached_problems(model: keras.Model, unreached: Collection[str]) -> Iterat
         if paths:
             yield Problem(
                 _where(model, layer.name),
-                f"has trainable weights that no loss depends on, {', '.join(paths)}: private steps "
-                "move them by noise alone",
-                "Compile a loss for every output, or freeze them (trainable = False).",
+                f"has trainable weights that no loss depends on by a gradient, {', '.join(paths)}: "
+                "private steps move them by noise alone",
+                "Compile a loss for every output, call layers outside of tf.recompute_grad and "
+                "custom gradients, or freeze them (trainable = False).",
                 "warning",
             )
 
