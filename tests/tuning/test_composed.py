@@ -255,3 +255,20 @@ def test_a_hypermodel_of_its_own_class_keeps_its_fit(make):
     assert tuner.ledger.steps == STEPS * sum(epochs)
     assert np.isfinite(tuner.ledger.epsilon(DELTA))
     assert math.isclose(tuner.get_best_models()[0].epsilon(DELTA), after(STEPS * sum(epochs)))
+
+
+def test_a_fit_of_its_own_that_is_interrupted_leaves_its_charges_in_the_project(make):
+    class Own(kt.HyperModel):
+        def build(self, hp):
+            return build(hp)
+
+        def fit(self, hp, model, x, y, **kwargs):
+            model.fit(x, y, **FIT)
+            raise KeyboardInterrupt
+
+    tuner = make(composed(kt.RandomSearch), Own(), project_name="own")
+    with pytest.raises(KeyboardInterrupt):
+        tuner.search(X, Y)
+    assert tuner.ledger.steps == STEPS
+    again = make(composed(kt.RandomSearch), Own(), project_name="own")
+    assert again.ledger.epsilon(DELTA) == after(STEPS)

@@ -264,6 +264,10 @@ def test_where_all_fail_the_first_error_is_shown_and_the_search_charged():
         search(fails, ledger=ledger)
     assert isinstance(raised.value.__cause__, FloatingPointError)
     assert [entry.event.mean for entry in ledger.entries] == [2]
+    assert raised.value.ledger is ledger
+    with pytest.raises(RuntimeError, match="search\\(ledger=error.ledger\\)") as raised:
+        search(fails)
+    assert raised.value.ledger.epsilon(1e-5) == ledger.epsilon(1e-5)
 
 
 # What it refuses, before anything is trained or charged

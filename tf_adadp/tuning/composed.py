@@ -48,9 +48,10 @@ class ComposedTuner:
 
     The ledger is saved in the tuner's project before every checkpoint, and a tuner that goes on
     with the project goes on with it. A process that is killed loses the charges of the epoch
-    that was running, and nothing else of that epoch remains. Models that you build by yourself
-    from `get_best_hyperparameters` were chosen by the search, too: build them by
-    `tuner.hypermodel.build`, or give them the ledger, `DPModel(model, ledger=tuner.ledger)`.
+    that was running, or of the trial where the hypermodel has a `fit` that passes no callbacks on;
+    nothing else of them remains. Models that you build by yourself from `get_best_hyperparameters`
+    were chosen by the search, too: build them by `tuner.hypermodel.build`, or give them the ledger,
+    `DPModel(model, ledger=tuner.ledger)`.
 
     Attributes:
         ledger: the `PrivacyLedger` of the search.
@@ -108,6 +109,13 @@ class ComposedTuner:
             self.ledger.merge(stored, same_data=True)
         else:
             self.ledger.mark_unknown(_EARLIER)
+
+    def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs a trial, and saves the ledger also where a `fit` of the hypermodel's own fails."""
+        try:
+            return super().run_trial(trial, *args, **kwargs)
+        finally:
+            self.save()
 
     def on_epoch_end(
         self, trial: Any, model: keras.Model, epoch: int, logs: dict[str, Any] | None = None

@@ -25,8 +25,8 @@ from tf_adadp.utils.checks import (
 
 _ALL_FAILED = (
     "Every trial failed; the error above is that of one of them. Try `train` and `score` once by "
-    "themselves. The search is charged all the same: pass its `ledger` to the next one on the "
-    "same records."
+    "themselves. The search is charged all the same: give the next one on the same records the "
+    "`ledger` of this error, search(ledger=error.ledger)."
 )
 
 
@@ -128,7 +128,7 @@ def search(
             plan whose cost depends on outcomes (AGD) or has no Rényi bound (truncated lots), or a
             budget that has no room. Afterwards, on a trial that is not as planned, whatever its
             score: nothing is released.
-        RuntimeError: every trial failed.
+        RuntimeError: every trial failed; its `ledger` is charged for the search.
 
     Example:
         >>> law = accounting.PoissonSampling(num_examples=100, expected_size=20)
@@ -197,7 +197,9 @@ def search(
     finally:
         start.end()
     if best is None:
-        raise RuntimeError(_ALL_FAILED) from first_error
+        failed = RuntimeError(_ALL_FAILED)
+        failed.ledger = ledger
+        raise failed from first_error
     for reason in best_gaps:
         ledger.mark_not_covered(reason)
     best.model._history.paid_by(ledger)
