@@ -209,7 +209,8 @@ class PrivacyLedger(Outlook):
         """Takes over the other ledger's entries: the union by id, the larger count for each.
 
         Merging checkpoints of one run, in any order and however often, gives the releases of that
-        run; merging separate runs on the same data gives the releases of both.
+        run; merging separate runs on the same data those of both, each from lots of its own (one
+        lot that both took would cost more than two lots).
 
         Args:
           other: the ledger to take over; it stays as it is.

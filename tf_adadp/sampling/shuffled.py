@@ -20,7 +20,7 @@ class ShuffledLots(SampledLots, enforces_law=True):
     Gaussian(σ*/2) per PASS, charged at its first lot, without amplification. Every iteration (of
     `as_dataset`, of `take`, a `fit`, a resumed run) begins a new pass, which is charged anew even
     if the last one was left unfinished. `DPModel.fit` does so automatically; a custom loop passes
-    `position`, the number of lots it took before, to `optimizer.charge`.
+    `position`, the number of lots that it took of this iteration, to `optimizer.charge`.
 
     Use it where every example must be seen equally often, or to compare with other software that
     shuffles. At the same ε it needs more noise than `PoissonLots`, unless the passes are few and
