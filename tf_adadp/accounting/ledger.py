@@ -208,9 +208,8 @@ class PrivacyLedger(Outlook):
     def merge(self, other: "PrivacyLedger", *, same_data: bool = False) -> None:
         """Takes over the other ledger's entries: the union by id, the larger count for each.
 
-        Merging checkpoints of one run, in any order and however often, gives the releases of that
-        run; merging separate runs on the same data those of both, each from lots of its own (one
-        lot that both took would cost more than two lots).
+        Checkpoints of one run, in any order and however often, give the releases of that run;
+        separate runs on the same data those of both, whose lots must have been drawn separately.
 
         Args:
           other: the ledger to take over; it stays as it is.
