@@ -5,6 +5,7 @@ import re
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_adadp as dp
 
@@ -51,3 +52,17 @@ def exact_sgd(learning_rate=0.1, **kwargs):
     """DP-SGD without clipping or noise: on full lots it is plain gradient descent."""
     arguments = {"noise_multiplier": 0, "allow_no_noise": True, "l2_norm_clip": 1e6}
     return dp.DPSGD(learning_rate, **{**arguments, **kwargs})
+
+
+class Recomputed(keras.layers.Layer):
+    """A dense layer in a custom gradient, where no tape sees its weights."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(6, activation="tanh", name="inside")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda x: self.dense(x))(x)

@@ -6,7 +6,15 @@ import pytest
 import tensorflow as tf
 
 import tf_adadp as dp
-from tests.helpers import ROWS, crossentropy, data, exact_sgd, plain_model, private_model
+from tests.helpers import (
+    ROWS,
+    Recomputed,
+    crossentropy,
+    data,
+    exact_sgd,
+    plain_model,
+    private_model,
+)
 from tf_adadp.accounting import PoissonSampling, PrivacyLedger, UnknownSampling
 
 DELTA = 1e-3
@@ -267,18 +275,6 @@ def keeping_its_gradient(x):
 class Keeping(keras.layers.Layer):
     def call(self, x):
         return keeping_its_gradient(x)
-
-
-class Recomputed(keras.layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(6)
-
-    def build(self, shape):
-        self.dense.build(shape)
-
-    def call(self, x):
-        return tf.recompute_grad(lambda x: self.dense(x))(x)
 
 
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_adadp as dp
-from tests.helpers import data, plain_model, private_model
+from tests.helpers import Recomputed, data, plain_model, private_model
 
 X, Y = data()
 ENGINES = pytest.mark.parametrize("engine", ["ghost", "vectorized"])
@@ -87,20 +87,6 @@ def test_a_loss_that_ignores_the_model_is_refused(engine):
         fit(plain_model(), "auto" if engine == "ghost" else engine, constant, Y)
     (problem,) = dp.validate(plain_model(), constant, X, Y)
     assert problem.severity == "error"
-
-
-class Recomputed(keras.layers.Layer):
-    """A dense layer in a custom gradient, where no tape sees its weights."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(6, activation="tanh", name="inside")
-
-    def build(self, shape):
-        self.dense.build(shape)
-
-    def call(self, x):
-        return tf.recompute_grad(lambda x: self.dense(x))(x)
 
 
 class Stopped(Recomputed):

@@ -35,7 +35,7 @@ _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "Statel
 
 
 class ExampleGraph:
-    """Traces the loss of one example, and its gradient where that may differ from the loss's.
+    """Traces the loss of one example, and its gradient where an operation defines its own.
 
     Nothing is run.
 

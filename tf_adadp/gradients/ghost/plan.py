@@ -44,7 +44,8 @@ class GradientPlan:
         mapped: names of the layers that are mapped example by example.
         obstacles: reasons why the engine cannot follow the whole model; None if it did not try.
         dropped: paths of variables that the model writes in training; private steps drop that.
-        unreached: paths of trainable weights that no loss depends on: noise alone moves them.
+        unreached: paths of trainable weights that no gradient of a loss reaches: noise alone
+            moves them.
         captured: names of tensors that the model holds and that are not weights; whoever made the
             model vouches that they are constants.
     """
