@@ -202,15 +202,28 @@ def test_tables_and_figure(tmp_path):
 def test_differences_by_group_of_networks():
     rows = [
         _row(method, accuracies, task=task)
-        for task, ours in (("digits", 0.93), ("mnist_gru", 0.5), ("fashion_gru", 0.8))
-        for method, accuracies in (("ADADP", [ours]), ("DPSGD", [0.9]))
+        for task, ours in (("digits", 0.93), ("mnist_gru", 0.5), ("fashion_gru", 0.896))
+        for method, accuracies in (("ADADP", [ours] * 3), ("DPSGD", [0.89, 0.9, 0.91]))
     ]
     lines = adadp_report.groups(rows).splitlines()[2:]
+    # Φ(−0.5/SE) with SE = 1/√3 points: 0.193 in each cell.
     assert lines == [
-        "| dense | 1 | +3.00 | +3.00 | +3.00 |",
-        "| recurrent | 2 | -25.00 | -40.00 | -10.00 |",
-        "| all | 3 | -15.67 | -40.00 | +3.00 |",
+        "| dense | 1 | +3.00 | +3.00 | +3.00 | 0 | 0.2 |",
+        "| recurrent | 2 | -20.20 | -40.00 | -0.40 | 1 | 0.4 |",
+        "| all | 3 | -12.47 | -40.00 | +3.00 | 1 | 0.6 |",
     ]
+
+
+def test_chance_agrees_with_drawn_differences():
+    ours, theirs = [0.90, 0.91, 0.93], [0.90, 0.90, 0.92]
+    (chance,) = adadp_report.by_chance([_row("ADADP", ours), _row("DPSGD", theirs)]).values()
+    # Means of three seeds of two equal methods; a false alarm at 5 standard errors.
+    rng = np.random.default_rng(0)
+    drawn = [rng.normal(0, np.std(a, ddof=1), (200_000, 3)).mean(1) for a in (ours, theirs)]
+    below = np.mean(drawn[0] - drawn[1] < -0.005)
+    assert chance == pytest.approx(below, abs=5 * np.sqrt(0.25 / 200_000))
+    same = [_row(method, [0.9, 0.9]) for method in ("ADADP", "DPSGD")]
+    assert list(adadp_report.by_chance(same).values()) == [0.0]
 
 
 def test_results_are_resumed(tmp_path, monkeypatch):
