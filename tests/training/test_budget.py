@@ -42,10 +42,14 @@ class Stop(keras.callbacks.Callback):
         (lambda: dp.DPSGD(), {"target_epsilon": 0.1}),
         (lambda: dp.DPSGD(), {"target_epsilon": 20.0, "steps_per_execution": 4}),
         (lambda: dp.DPSGD(), {"released_metrics": dp.ReleasedMetrics(5.0, loss_bound=3.0)}),
-        (lambda: dp.DPOPT(directions="budgeted", direction_noise_multiplier=5.0), {}),
         (
             lambda: dp.SADPSGD(energy_data=(X, Y), energy_noise_multiplier=20.0, energy_clip=1.0),
             {},
+        ),
+        pytest.param(
+            lambda: dp.DPOPT(directions="budgeted", direction_noise_multiplier=5.0),
+            {},
+            marks=pytest.mark.extended,
         ),
     ],
 )

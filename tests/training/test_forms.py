@@ -53,7 +53,8 @@ class MeanOverLength(keras.layers.Layer):
         return keras.ops.sum(x, axis=1) / x.shape[1]
 
 
-@pytest.mark.parametrize("kept", [0, 16])
+@pytest.mark.representative(1)
+@pytest.mark.parametrize("kept", [16, 0])
 def test_each_length_has_an_engine_of_its_own(kept, monkeypatch):
     monkeypatch.setattr("tf_adadp.training.session._MOST_FORMS", kept)
     layers = [keras.layers.Embedding(9, 4), MeanOverLength(), keras.layers.Dense(3)]
