@@ -45,6 +45,22 @@ def test_a_head_without_a_loss_is_announced(engine):
 
 
 @ENGINES
+def test_steps_of_a_custom_loop_announce_it_once(engine):
+    loss, model = {"a": "sparse_categorical_crossentropy"}, two_heads()
+    lots = dp.PoissonLots(X, {"a": Y, "b": Y}, expected_size=30)
+    optimizer, ledger = dp.DPSGD(noise_multiplier=1.0), dp.PrivacyLedger()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for lot in lots.take(2, physical_batch_size=30):
+            dp.private_step(
+                model, loss, lot, optimizer, ledger=ledger, law=lots.law, gradient_engine=engine
+            )
+    (warning,) = [w for w in caught if "no loss depends" in str(w.message)]
+    assert "Layer 'b'" in str(warning.message)
+    assert warning.filename == __file__
+
+
+@ENGINES
 def test_nothing_is_said_where_each_weight_has_a_part(engine):
     class Added(keras.layers.Layer):
         def call(self, x):

@@ -181,7 +181,7 @@ def _step(model, loss, lot, optimizer, jit_compile, gradient_engine):
         )
         with tf.init_scope():
             refuse_raw(model, spec)
-            validation.check_reached(model, plan.unreached)
+            validation.check_reached(model, plan.unreached, stacklevel=5)
             steps[key] = _Step(model, loss, optimizer, engine)
             optimizer.bind(model, loss)
     return steps[key]

@@ -139,9 +139,11 @@ def unreached_problems(model: keras.Model, unreached: Collection[str]) -> Iterat
             )
 
 
-def check_reached(model: keras.Model, unreached: Collection[str]) -> None:
-    """Raises ValueError where no loss depends on any weight."""
-    raise_first(unreached_problems(model, unreached))
+def check_reached(model: keras.Model, unreached: Collection[str], stacklevel: int = 6) -> None:
+    """Raises ValueError where no loss depends on any weight, warns where some have none."""
+    problems = list(unreached_problems(model, unreached))
+    raise_first(problems)
+    _warn(problems, stacklevel + 1)
 
 
 def loss_problems(obstacles: Iterable[tuple[str, Obstacle]]) -> Iterator[Problem]:
@@ -171,15 +173,19 @@ def warn_of_mixing(
     if obstacles is None:  # the engine was asked for
         obstacles = ghost.obstacles_of(ExampleLoss(model, loss), spec)
     losses = [] if loss is None else loss_obstacles(loss, spec[1], y_pred)
-    for problem in (
+    problems = (
         *override_problems(model),
         *adapter_problems(model),
         *dropped_problems(model, plan.dropped),
-        *unreached_problems(model, plan.unreached),
         *mixing_problems(model, (o for o in obstacles if o.is_announced)),
         *loss_problems(pair for pair in losses if pair[1].is_announced),
-    ):
-        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel=6)
+    )
+    _warn(problems, 7)
+
+
+def _warn(problems, stacklevel):
+    for problem in problems:
+        warnings.warn(f"{problem} tf_adadp.validate lists all.", UserWarning, stacklevel)
 
 
 def _where(model, layer):
