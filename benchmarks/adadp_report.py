@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from scipy import special
 
 from benchmarks import harness
 
@@ -57,13 +58,14 @@ def _cells(rows):
     return dict(sorted(cells.items()))
 
 
+def _compared(rows):
+    """Returns the cells that have both ADADP and the tuned DPSGD."""
+    return {c: found for c, found in _cells(rows).items() if set(_COMPARED) <= set(found)}
+
+
 def differences(rows):
     """ADADP at its defaults less the tuned DPSGD, in points, for every cell that has both."""
-    return {
-        cell: _mean(found["ADADP"]) - _mean(found["DPSGD"])
-        for cell, found in _cells(rows).items()
-        if set(_COMPARED) <= set(found)
-    }
+    return {c: _mean(f["ADADP"]) - _mean(f["DPSGD"]) for c, f in _compared(rows).items()}
 
 
 def by_chance(rows):
@@ -71,11 +73,8 @@ def by_chance(rows):
 
     It is Φ(−0.5/SE): the difference of two equal methods, with SE² = (s² + s'²)/seeds.
     """
-    return {
-        cell: _normal_tail(_TOLERATED, _standard_error([found[m] for m in _COMPARED]))
-        for cell, found in _cells(rows).items()
-        if set(_COMPARED) <= set(found)
-    }
+    errors = {c: _standard_error([f[m] for m in _COMPARED]) for c, f in _compared(rows).items()}
+    return {c: special.ndtr(-_TOLERATED / error) if error else 0.0 for c, error in errors.items()}
 
 
 def _standard_error(rows):
@@ -83,10 +82,6 @@ def _standard_error(rows):
     return 100 * math.hypot(
         *(np.std(r["accuracies"], ddof=1) / math.sqrt(len(r["accuracies"])) for r in rows)
     )
-
-
-def _normal_tail(limit, stddev):
-    return math.erfc(limit / stddev / math.sqrt(2)) / 2 if stddev else 0.0
 
 
 def _group(task):
@@ -233,7 +228,7 @@ def plot(rows, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    cells = {c: found for c, found in _cells(rows).items() if {"ADADP", "DPSGD"} <= set(found)}
+    cells = _compared(rows)
     figure, (study, sensitivity) = plt.subplots(
         2, 1, figsize=(9, 4 + 0.19 * len(cells)), layout="constrained",
         height_ratios=(0.19 * max(len(cells), 1), 3),
