@@ -3,7 +3,8 @@
     python examples/custom_loop.py
 
 What `DPModel.fit` does, spelled out. One call of `private_step` charges the ledger, clips the
-gradients of every example, releases their noisy sum and updates the weights.
+gradients of every example, releases their noisy sum and updates the weights. `plan_steps` tells the
+optimizer when its rate has to end.
 """
 
 import datasets
@@ -35,6 +36,8 @@ def train(data, epochs=40):
     optimizer = dp.ADADP(noise_multiplier=NOISE_MULTIPLIER)
     lots = dp.PoissonLots(data.x_train, data.y_train, expected_size=EXPECTED_LOT_SIZE)
     ledger = dp.PrivacyLedger()
+    optimizer.build(model.trainable_variables)
+    optimizer.plan_steps(epochs * lots.steps_per_epoch)
     # Every iteration over the stream draws new lots. Each serves one step: a second release from a
     # lot would cost more than one from a lot of its own.
     stream = lots.as_dataset(PHYSICAL_BATCH_SIZE, num_lots=lots.steps_per_epoch)

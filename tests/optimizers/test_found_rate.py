@@ -40,7 +40,8 @@ def wait(t):
 class Expected:
     """`FoundRate` in float64, for one vector of all coordinates."""
 
-    def __init__(self):
+    def __init__(self, planned=0):
+        self.planned = planned
         self.v = self.theta = self.before = self.promised = self.largest = 0.0
         self.gains, self.f = np.zeros(len(SHAPES)), np.ones(len(SHAPES))
         self.first, self.t = 0.0, 0
@@ -56,10 +57,12 @@ class Expected:
             self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
         seen = 0.35 * max(min(self.first, 1) - loss_noise, 0) ** 2
         most = np.clip(seen * 10 / self.largest, 1, 4) if self.t >= 9 else 1.0
-        most *= wait(self.t)
+        most *= wait(self.t) / (0.85 if self.t < self.planned else 1)
         limited = self.promised and self.first
         self.m = most_of_it * early / 10 * (self.t + 1) / self.promised if limited else most
         self.m = np.clip(self.m, 0.01, most)
+        left = self.planned - self.t
+        self.m *= min(1, left / (0.3 * self.planned)) if left > 0 else 1
         moved = self.theta - self.before
         if self.t:
             slopes, noise = by_tensor(g * moved), 2 * np.sqrt(by_tensor((s * moved) ** 2))
@@ -82,11 +85,13 @@ class Expected:
 @pytest.mark.parametrize(
     "name", ["adadp", "dprmsprop", "quantile_adadp", "automatic_adadp", "adadp_root"]
 )
-@pytest.mark.parametrize("sigma", [0.02, 3.0])
-def test_factors_and_weights_against_numpy(name, sigma):
+@pytest.mark.parametrize(("sigma", "planned"), [(0.02, 0), (3.0, 0), (0.02, 10), (3.0, 30)])
+def test_factors_and_weights_against_numpy(name, sigma, planned):
+    """Takes two steps more than 10 planned ones, at the rate without an end."""
     optimizer = OPTIMIZERS[name](noise_multiplier=sigma, seed=3)
     optimizer.build(make_variables())
-    expected, observe, observe_loss = Expected(), optimizer._observe, optimizer._observe_loss
+    optimizer.plan_steps(planned)
+    expected, observe, observe_loss = Expected(planned), optimizer._observe, optimizer._observe_loss
     seen, losses = [], []
 
     def recording(released, stddevs):

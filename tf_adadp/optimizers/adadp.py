@@ -30,12 +30,14 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     undoes the shape of the noise: if noise is most of g̃, its denominator is the noise's own std,
     and every coordinate gets the same noise for any r. Where releases cannot tell coordinates
     apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
-    m of the network and f_l ≤ 1 of tensor l are found in training, from releases: `FoundRate`. That
-    needs no number of steps: a run may be stopped by its budget or go on in a second `fit`.
+    m of the network and f_l ≤ 1 of tensor l are found in training, from releases: `FoundRate`. In
+    the last three in ten steps of a `fit` the rate falls to 0; a second `fit` goes on at the rate
+    that the first had before that. In a loop of yours, call `plan_steps`, or there is no such end.
 
     Measured (`benchmarks/adadp_default.py`, docs/results/adadp.md), against DP-SGD tuned for each
-    task and budget, over 64 cells: 1 point above it in the mean on dense networks and LoRA, 3 on
-    convolutional, residual and recurrent ones, 33 on a transformer; more than 0.5 below it in 4.
+    task and budget, over 66 cells: 1 point above it in the mean on dense networks, 2 on LoRA and
+    logistic regression, 4 on convolutional, residual and recurrent ones, 37 on a transformer; more
+    than 0.5 below it in 4. DP-SGD's rate was constant; it gains about as much from such an end.
 
     Differences from the paper, with reasons: its prior averages RAW gradients, which leaks
     through the noise scale; feeding the noisy gradient back instead diverges. Here the prior

@@ -386,6 +386,9 @@ class DPOptimizer(guards.Guards, Charged, PlannedNoise, Statistics):
             steps_per_execution: as compiled.
         """
 
+    def plan_steps(self, steps: int, total: int | None = None) -> None:
+        """Tells the optimizer how many steps a run takes, before its first; see `FoundRate`."""
+
     def can_continue(self, law: SamplingLaw) -> bool:
         """Tells whether the optimizer's own budget has room for another step.
 

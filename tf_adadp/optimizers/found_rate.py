@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from tf_adadp.optimizers.base import DPOptimizer
 from tf_adadp.optimizers.schedules import InverseSqrtDecay
+from tf_adadp.utils.checks import check_integer
 from tf_adadp.utils.keras_compat import second_moments
 
 
 class FoundRate(DPOptimizer):
-    """Mixin of RMSprop: the rate of tensor l is η_t·m·f_l, with η_t of `InverseSqrtDecay`.
+    """Mixin of RMSprop: the rate of tensor l is η_t·m·f_l·e_t, with η_t of `InverseSqrtDecay`.
 
     With g̃ the release, s the std of its noise, n_l the size of tensor l, C the clip norm, h̃ the
     mean of w·ℓ/C, released with g̃ ("loss" of `clipping.RowsBeside`, 1 % of the budget of a step):
@@ -21,7 +22,7 @@ class FoundRate(DPOptimizer):
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
         m = 0.35·min(1, (t + 1)/10)·H² / mean_{k≤t} P_k·h̃_k   in [0.01, M·u_t]
         M = 0.35·max(min(H, 1) − s_h, 0)² / mean_{k<10} P̄_k·h̃_k   in [1, 4], and 1 for t < 9
-        u_t = √((1 + t/20) / max(1, t/20))
+        u_t = √((1 + t/20) / max(1, t/20)),   divided by 0.85 in a run whose end is known
 
     where P̄ is P without the subtraction of s², h̃_k is clipped to [0, 1], and s_h is the std of its
     noise. The 20 steps of u are those of the schedule's decay, which waits for them where m allows.
@@ -46,15 +47,20 @@ class FoundRate(DPOptimizer):
     S has no bias, and n is the size of its noise (two standard deviations). G, for given m, has
     none: RMSprop divides by an average that contains the noise of g̃_{t−1}, and of the noise in
     g̃·d only the part q is expected (Stein's lemma). If the step is divided by a shape r, so are g̃
-    and s in P.
+    and s in P. Of a run of N steps that ends before step T, `plan_steps`,
+
+        e_t = min(1, (T − t)/(0.3·N))   for t < T,   and 1 where no end is known or it has passed
+
+    which takes 15 % of their way from the steps; where M alone limits them they get it back.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
     between networks; the promised reduction of the loss measures it. As the loss falls, the promise
-    counts less, and the whole rate is used.
+    counts less, and the whole rate is used. At the end the weights are still moved about by the
+    noise of single steps, the more the longer they are; the last three in ten steps average it out.
 
     Guarantee: g̃ and h̃ are one release of multiplier σ*, s and ρ are public, θ follows from
-    releases: m and f are post-processing.
+    releases: m and f are post-processing. The number of planned steps is public, as it is for ε.
 
     Without noise, a loss that is 0 or below at first sets no limit. A loss above the larger of C
     and its gradient's norm counts as that value, so m is lower than necessary if steps are many
@@ -84,6 +90,7 @@ class FoundRate(DPOptimizer):
     _gain_share = 0.7  # κ at first
     _patient_after = 60  # steps, at least, until κ is 1
     _share = 0.01
+    _ending = 0.3  # of the planned steps, in which the rate falls to 0
 
     def __init__(
         self,
@@ -113,6 +120,7 @@ class FoundRate(DPOptimizer):
         # H, ΣP·h̃, ΣP̄·h̃ of the first steps, the number of steps.
         self._promises = self._add_state((4,), "promises")
         self._rate_factor = self._add_state((), "rate_factor", initializer=ones)
+        self._plan = self._add_state((2,), "plan")  # T and N; 0 where they are not known
         self._previous = self._add_slots("previous", variables)
         self._gains = self._add_state((len(variables),), "gains")
         self._tensor_factors = self._add_state(
@@ -127,7 +135,8 @@ class FoundRate(DPOptimizer):
         if not self.finds_rate or not released:
             return
         scales = self._step_scales() or [1.0] * len(released)
-        self._rate_factor.assign(self._next_rate_factor(released, stddevs, scales))
+        factor = self._next_rate_factor(released, stddevs, scales)
+        self._rate_factor.assign(factor * self._end_factor())
         factors = self._next_tensor_factors(*self._last_step(released, stddevs))
         self._tensor_factors.assign(factors)
         rates = tf.cast(self.learning_rate, tf.float32) * self._rate_factor.value * factors
@@ -163,6 +172,7 @@ class FoundRate(DPOptimizer):
         room = self._promise * tf.square(shown) * self._first_steps
         most = tf.clip_by_value(tf.math.divide_no_nan(room, total_first), 1.0, self._most)
         most = tf.where(steps < self._first_steps, 1.0, most) * self._wait()
+        most = tf.where(self._steps_left() > 0, most / (1.0 - self._ending / 2), most)
         allowed = self._promise * tf.square(first) * steps * early / self._first_steps
         limited = (first > 0.0) & (total > 0.0)
         factor = tf.where(limited, tf.math.divide_no_nan(allowed, total), most)
@@ -174,6 +184,42 @@ class FoundRate(DPOptimizer):
             return 1.0
         past = tf.cast(self.iterations.value, tf.float32) / self._learning_rate.decay_steps
         return tf.sqrt((1.0 + past) / tf.maximum(past, 1.0))
+
+    def plan_steps(self, steps: int, total: int | None = None) -> None:
+        """Tells how many steps a run takes, before its first: the rate falls to 0 at their end.
+
+        `DPModel.fit` does so for itself. A loop of yours may, or leave it out: the rate does not
+        fall to 0 then. After the planned steps it is as before, until others are planned.
+
+        Args:
+            steps: how many are to come; 0 where it is not known.
+            total: how many they are with those of the run that were taken before it was resumed;
+                None if there are none.
+
+        Raises:
+            ValueError: a number below 0, `total` below `steps`, or the optimizer is not built.
+        """
+        steps = check_integer("steps", steps, at_least=0)
+        total = check_integer("total", steps if total is None else total, at_least=steps)
+        if not self.finds_rate:
+            return
+        if not self.built:
+            raise ValueError(
+                f"plan_steps({steps}) on an optimizer without variables: call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        end = int(self.iterations.numpy()) + steps if steps else 0
+        self._plan.assign([end, total])
+
+    def _end_factor(self):
+        """Returns e of this step."""
+        left = self._steps_left()
+        falling = tf.math.divide_no_nan(left, self._ending * self._plan.value[1])
+        return tf.where(left > 0, tf.minimum(falling, 1.0), 1.0)
+
+    def _steps_left(self):
+        """Returns how many steps of the plan are to come, with this one."""
+        return self._plan.value[0] - tf.cast(self.iterations.value, tf.float32)
 
     def _last_step(self, released, stddevs):
         """Returns S and Σ(s·d)² of the last step, [tensors], and keeps the weights for the next."""

@@ -52,6 +52,14 @@ class Run:
         first = first_epoch(model) or self.initial_epoch
         return max(1, self.epochs - first) * self.steps_per_epoch
 
+    def plan(self, model: keras.Model) -> None:
+        """Tells the optimizer how many steps a `fit` is still to take, and of how many.
+
+        It is told before every execution: a callback may have restored the optimizer's variables.
+        """
+        left = max(0, self.steps_left(model))
+        model.optimizer.plan_steps(left, self.epochs * self.steps_per_epoch)
+
     def steps_left(self, model: keras.Model) -> int:
         """Returns the planned steps that were not charged yet."""
         return self.planned_steps(model) - self.taken

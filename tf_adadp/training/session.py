@@ -214,6 +214,8 @@ class Session:
             self._history.check_restored()
             run.begin_iteration(iterator)
             self._check_supply(steps)
+            if of_fit:
+                run.plan(model)
             variables, before = model.trainable_variables, None
             if optimizer.moves_every_step:
                 before = run.before_step(variables)
@@ -379,6 +381,8 @@ class Session:
 
     def _end(self):
         self._active, self.callbacks = False, ()
+        if self.run.taken and self.run.epochs:
+            self.compiled.optimizer.plan_steps(0)  # a loop may follow a `fit` that was cut short
         iterator = self.run.end()
         # Where training ended inside of an epoch, a cycle of Keras's holds it, with data, and a
         # thread that draws lots.
