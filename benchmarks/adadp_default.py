@@ -37,7 +37,7 @@ import tensorflow as tf
 
 import tf_adadp as dp
 from benchmarks import adadp_report, harness, lora_pretrained, models
-from benchmarks.adadp_rates import NO_NOISE_CELLS, RATE_CELLS, RATES
+from benchmarks.adadp_rates import ENDING, NO_NOISE_CELLS, RATE_CELLS, RATES, EndingRate
 from benchmarks.adadp_variants import OPTION_CELLS, OPTION_SEARCH, OPTIONS
 from tf_adadp import accounting, priors
 
@@ -106,13 +106,14 @@ _ARCHITECTURES = {
     "gru": lambda shape: models.recurrent(shape, "GRU"),
     "lstm": lambda shape: models.recurrent(shape, "LSTM"),
     "patches": models.patches,
+    "deep": lambda shape: models.deep_mlp(shape, 8),
     "logistic": lambda shape: keras.Sequential(
         [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(10)]
     ),
 }
 _OF_DATA = {
     "mnist": ("tanh", "relu", "group_norm", "gru", "lstm", "patches"),
-    "fashion_mnist": ("tanh", "relu", "group_norm", "gru", "patches", "logistic"),
+    "fashion_mnist": ("tanh", "relu", "group_norm", "gru", "patches", "deep", "logistic"),
     "cifar10": ("tanh", "relu", "group_norm", "residual", "logistic"),
 }
 for _data, _names in _OF_DATA.items():
@@ -142,6 +143,7 @@ for _data in lora_pretrained.DATA:
     )
 SEARCH = {
     "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    ENDING: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
 # Data that needs no file.
@@ -181,7 +183,7 @@ VARIANTS = {
     "EMA 0.98": lambda **k: _scheduled(use_ema=True, ema_momentum=0.98, **k),
     "momentum 0.5": lambda **k: _rows(dp.InverseSqrtDecay(0.016), momentum=0.5, **k),
 }
-ALL_VARIANTS = {**RATES, **VARIANTS, **OPTIONS}
+ALL_VARIANTS = {**RATES, ENDING: dp.DPSGD, **VARIANTS, **OPTIONS}
 ABLATION_CELLS = (("digits", 3.0), ("digits_scaled", 3.0))
 # What the prior would be worth if it knew the columns' scales instead of learning them.
 KNOWN_SCALES = "known scales"
@@ -301,6 +303,8 @@ def run_job(job):
         if method == KNOWN_SCALES:
             arguments["prior"] = _known_scales(task)
             return _scheduled(noise_multiplier=sigma, seed=seed, **arguments)
+        if method == ENDING:
+            arguments["learning_rate"] = EndingRate(arguments["learning_rate"], steps)
         make = ALL_VARIANTS.get(method) or getattr(dp, method)
         return make(noise_multiplier=sigma, seed=seed, **{**changed, **arguments})
 
@@ -361,7 +365,7 @@ def jobs(parts, tasks, methods=ALL_METHODS):
             yield "sensitivity", "digits", 3.0, method, changed
     if "rates" in parts:
         for task, epsilon in RATE_CELLS:
-            for method in RATES if task in tasks else ():
+            for method in (*RATES, ENDING) if task in tasks else ():
                 yield "rates", task, epsilon, method, ()
         none = (("noise_multiplier", 0), ("allow_no_noise", True), ("setting", "no noise"))
         for task, epsilon in NO_NOISE_CELLS:

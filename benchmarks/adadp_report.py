@@ -17,6 +17,7 @@ _GROUPS = {
     "transformer over patches": ("_patches",),
     "LoRA": ("_lora",),
     "recurrent": ("_gru", "_lstm"),
+    "eight plain layers": ("_deep",),
     "logistic regression": ("fashion_logistic", "cifar10_logistic"),
     "tables": ("table_logistic", "table_mlp"),
 }
@@ -165,6 +166,7 @@ _SHOWN = {
     "GRU over rows, MNIST 14×14": "mnist_gru",
     "LSTM over rows, MNIST 14×14": "mnist_lstm",
     "transformer over patches, MNIST 14×14": "mnist_patches",
+    "eight ELU layers, Fashion-MNIST 14×14": "fashion_deep",
     "logistic regression, Fashion-MNIST 14×14": "fashion_logistic",
     "MLP, a drawn table of 20 columns": "table_mlp",
 }
@@ -191,13 +193,16 @@ def _names(methods):
     return [m + kind for m, kind in kinds.items()]
 
 
+def _variant(row):
+    return ", ".join(filter(None, (row["method"], row["setting"])))
+
+
 def _variants_table(rows):
     """A row per variant, and setting if there is one; a column per cell."""
     columns = list(dict.fromkeys((r["task"], r["epsilon"]) for r in rows))
     by_name = {}
     for row in rows:
-        name = ", ".join(filter(None, (row["method"], row["setting"])))
-        by_name.setdefault(name, {})[row["task"], row["epsilon"]] = _with_rate(row)
+        by_name.setdefault(_variant(row), {})[row["task"], row["epsilon"]] = _with_rate(row)
     header = ["variant", *(f"{task}, ε = {epsilon:g}" for task, epsilon in columns)]
     lines = [[name, *(found.get(c, "") for c in columns)] for name, found in by_name.items()]
     return harness.markdown_table(header, lines)
@@ -210,7 +215,7 @@ def _options_table(options, cells):
         "ADADP, default": {c: cells[c]["ADADP"] for c in columns if "ADADP" in cells.get(c, {})}
     }
     for row in options:
-        by_name.setdefault(row["method"], {})[row["task"], row["epsilon"]] = row
+        by_name.setdefault(_variant(row), {})[row["task"], row["epsilon"]] = row
     lines = [
         [name, *(_with_rate(found.get(c)) for c in columns)] for name, found in by_name.items()
     ]

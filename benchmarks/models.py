@@ -65,6 +65,13 @@ def cifar_cnn():
     )
 
 
+def deep_mlp(shape, depth):
+    """Returns an MLP of `depth` hidden layers of 64 ELU units, without normalisation."""
+    hidden = [keras.layers.Dense(64, activation="elu") for _ in range(depth)]
+    layers = [keras.Input(shape), keras.layers.Flatten(), *hidden, keras.layers.Dense(10)]
+    return keras.Sequential(layers)
+
+
 def small_cnn(shape, activation, *, normalized=False):
     """Returns two convolutions and two dense layers, for small images; group norm before each
     activation of a convolution where `normalized`.
