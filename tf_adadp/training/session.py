@@ -381,8 +381,8 @@ class Session:
 
     def _end(self):
         self._active, self.callbacks = False, ()
-        if self.run.taken and self.run.epochs:
-            self.compiled.optimizer.plan_steps(0)  # a loop may follow a `fit` that was cut short
+        if 0 < self.run.taken < self.run.planned_steps(self._model):
+            self.compiled.optimizer.plan_steps(0)  # a loop may follow the `fit` that was cut short
         iterator = self.run.end()
         # Where training ended inside of an epoch, a cycle of Keras's holds it, with data, and a
         # thread that draws lots.
