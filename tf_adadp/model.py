@@ -366,10 +366,11 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
     def save_private_state(self, path: Any) -> None:
         """Moves the noise and lot keys of this run into a file, for one continuation of it.
 
-        Save weights, optimizer state and ledger at the same time. A run that loads all of them
-        continues exactly as this one would have, on the same machine and libraries. Without the
-        keys, a resumed run draws new noise and new lots, which costs nothing and is safer: use the
-        file to reproduce a run, not to survive crashes.
+        Save weights, optimizer state and ledger at the same time. A run that loads all of them, and
+        calls `fit` with the `initial_epoch` at which it is, continues exactly as this one would
+        have, on the same machine and libraries. Without the keys, a resumed run draws new noise and
+        new lots, which costs nothing and is safer: use the file to reproduce a run, not to survive
+        crashes.
 
         The file is as secret as the data: its reader can subtract the noise of past releases, and
         reconstruct their lots. It is made with mode 0600. This model continues with NEW keys, so
