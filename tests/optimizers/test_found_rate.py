@@ -85,7 +85,15 @@ class Expected:
 @pytest.mark.parametrize(
     "name", ["adadp", "dprmsprop", "quantile_adadp", "automatic_adadp", "adadp_root"]
 )
-@pytest.mark.parametrize(("sigma", "planned"), [(0.02, 0), (3.0, 0), (0.02, 10), (3.0, 30)])
+@pytest.mark.parametrize(
+    ("sigma", "planned"),
+    [
+        (0.02, 10),
+        (3.0, 0),
+        pytest.param(0.02, 0, marks=pytest.mark.nightly),
+        pytest.param(3.0, 30, marks=pytest.mark.nightly),
+    ],
+)
 def test_factors_and_weights_against_numpy(name, sigma, planned):
     """Takes two steps more than 10 planned ones, at the rate without an end."""
     optimizer = OPTIMIZERS[name](noise_multiplier=sigma, seed=3)

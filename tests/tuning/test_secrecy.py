@@ -125,7 +125,7 @@ def everything(model, folder, number):
     }
 
 
-@pytest.mark.parametrize("trials", [3, pytest.param(7, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("trials", [3, pytest.param(7, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("best_of", [min, max])
 def test_one_trial_and_many_look_the_same(best_of, trials, tmp_path, capfd, caplog, monkeypatch):
     """Searches of 1 trial and of several, the first or last of which wins, leave equal traces."""
