@@ -141,9 +141,10 @@ for _data in lora_pretrained.DATA:
         classes=lora_pretrained.PRIVATE,
         weights=lora_pretrained.weights_name(_data),
     )
+_SGD_RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SEARCH = {
-    "DPSGD": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-    ENDING: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    "DPSGD": _SGD_RATES,
+    ENDING: _SGD_RATES,
     "DPAdam": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
 }
 # Data that needs no file.

@@ -19,7 +19,7 @@ class _NoEnd(dp.ADADP):
 
 
 class EndingRate(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that falls to 0 in the last three in ten of N steps, as ADADP's does."""
+    """A rate that falls to 0 in the last part of N steps, as ADADP's does."""
 
     def __init__(self, learning_rate, steps):
         self.learning_rate, self.steps = learning_rate, steps
@@ -27,7 +27,7 @@ class EndingRate(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         """Returns the rate of a step."""
         left = self.steps - tf.cast(step, tf.float32)
-        return self.learning_rate * tf.minimum(1.0, left / (0.3 * self.steps))
+        return self.learning_rate * tf.minimum(1.0, left / (dp.ADADP._ending * self.steps))
 
 
 RATES = {
