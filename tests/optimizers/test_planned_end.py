@@ -130,6 +130,28 @@ def test_a_run_that_is_resumed_ends_as_planned(tmp_path):
     assert seen.seen == [[20, 20]] * 8
 
 
+def test_a_run_that_its_budget_cuts_ends_there(tmp_path):
+    """Crashes after 11 of 20 steps; the two epochs of the backup leave 9 of 12 steps affordable."""
+    x, y = data()
+
+    def train(*callbacks):
+        private = private_model(dp.ADADP(seed=0), target_epsilon=8.0, target_delta=1e-3)
+        privacy = dp.PrivacyCallback(1e-3, ledger_path=tmp_path / "ledger.json")
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        callbacks = [privacy, backup, *callbacks]
+        private.fit(x, y, batch_size=30, epochs=5, verbose=0, callbacks=callbacks)
+
+    def crash(model):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Plans(11, crash))
+    seen = Plans()
+    with pytest.warns(dp.accounting.PrivacyWarning, match="stopped 3 steps before its end"):
+        train(seen)
+    assert seen.seen == [[17, 20]] * 9
+
+
 def test_loops_plan_by_themselves():
     x, y = data()
     model, lots = plain_model(), dp.PoissonLots(x, y, expected_size=30)

@@ -222,9 +222,11 @@ class BudgetedRun(keras.callbacks.Callback):
         """
         if self.model.ledger.steps != self._seen_steps:
             self._count()
-        if self._left < self.model.steps_per_execution:
-            planned = self.model.session.run.steps_left(self.model)
+        run, steps = self.model.session.run, self.model.steps_per_execution
+        if self._left < steps:
+            planned = run.steps_left(self.model)
             raise ValueError(self._budget.refusal(self.model, planned, self._left))
+        run.affordable = self._left - self._left % steps
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops training if the budget has no room for the next execution."""

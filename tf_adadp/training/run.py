@@ -28,6 +28,7 @@ class Run:
         taken: the number of lots of the run that were charged.
         epochs, initial_epoch: as `fit` has them.
         steps_per_epoch: in whole executions; 0 outside of `fit`.
+        affordable: the further lots that a budget of `compile` has room for; None without one.
         take: a function of a number of lots; raises if so many cannot be drawn, see `Lots.supply`.
         lots: the lots, for `save_private_state`; None where they cannot be continued.
     """
@@ -42,6 +43,7 @@ class Run:
         self.reproducible = reproducible
         self.position = self.taken = 0
         self.epochs = self.initial_epoch = self.steps_per_epoch = 0
+        self.affordable: int | None = None
         self.lots: LotsInUse | None = None
         self.take: Callable[[int], None] = lambda count: None
         self._iterator: Any = None
@@ -58,6 +60,8 @@ class Run:
         It is told before every execution: a callback may have restored the optimizer's variables.
         """
         left = max(0, self.steps_left(model))
+        if self.affordable is not None:
+            left = min(left, self.affordable)
         model.optimizer.plan_steps(left, self.epochs * self.steps_per_epoch)
 
     def steps_left(self, model: keras.Model) -> int:
