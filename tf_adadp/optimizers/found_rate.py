@@ -74,6 +74,7 @@ class FoundRate(DPOptimizer):
 
     S includes all changes of the weights. G does not include `momentum`, `centered`, weight decay,
     regularisers, constraints, Keras's clipping of gradients, averages that overwrite weights.
+    `weight_decay` follows η_t alone, without m, f and e.
     """
 
     _promise = 0.35
