@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import math
 import os
 import pathlib
 import random
@@ -37,8 +38,10 @@ def pytest_collection_modifyitems(items):
         test = item.path, getattr(item, "originalname", item.name)
         seen[test] += 1
         few = item.get_closest_marker("representative")
-        left_over = few is not None and seen[test] > few.args[0]
-        if left_over or item.path.relative_to(HERE).parts[0] in EXTENDED_ROOMS:
+        first, second = (*few.args, math.inf)[:2] if few else (math.inf, math.inf)
+        if seen[test] > second:
+            item.add_marker("nightly")
+        if seen[test] > first or item.path.relative_to(HERE).parts[0] in EXTENDED_ROOMS:
             item.add_marker("extended")
 
 

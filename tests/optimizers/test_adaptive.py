@@ -312,7 +312,7 @@ def test_the_printed_form_is_charged_infinity():
         assert event == law.event(8.0)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(2, 12)
 @pytest.mark.parametrize("clipping", ["ellipsoid", "local"])
 @pytest.mark.parametrize("signal", [0.0, 1.0])
 @pytest.mark.parametrize("lot", [64, 8192])

@@ -585,14 +585,14 @@ def test_noisy_components_are_charged_once():
 # Networks of keras.applications.
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 1)
 @pytest.mark.parametrize(
     ("name", "layers", "end"),
     [
         ("MobileNetV2", 52, "block_2_add"),
         ("ResNet50V2", 49, "conv2_block2_out"),
         ("EfficientNetB0", 49, "block2b_add"),
-        pytest.param("DenseNet121", 121, "pool2_pool", marks=pytest.mark.nightly),
+        ("DenseNet121", 121, "pool2_pool"),
     ],
 )
 def test_networks_of_keras(name, layers, end):

@@ -401,7 +401,7 @@ def penalty(weight):
     return keras.ops.sum(keras.ops.square(weight))
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(2, 3)
 @pytest.mark.parametrize(
     ("make", "announced"),
     [

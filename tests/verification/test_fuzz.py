@@ -95,6 +95,7 @@ def test_some_cases_have_operations_between_their_layers():
     assert 1 <= sum("operations" in model for model in drawn) <= 12
 
 
+@pytest.mark.representative(0, 4)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize("number", range(6))
 def test_operations_between_layers_are_trained_soundly(number, engine):

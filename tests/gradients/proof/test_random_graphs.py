@@ -67,7 +67,7 @@ def test_rows_are_rows(seed):
     check(seed)
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 6)
 @pytest.mark.parametrize("start", range(1000, 1600, 20))
 def test_rows_are_rows_in_many_graphs(start):
     kinds = collections.Counter()
