@@ -394,11 +394,11 @@ class DPModel(SavedWithLedger, TakesRawRecords, keras.Model):
         """Takes up the keys that `save_private_state` wrote, and deletes the file.
 
         Load the weights first. The next `fit` continues the lots: give it the data, and sampling
-        arguments, of the run that was saved, and its epoch as `initial_epoch`. The file can be loaded ONCE: it is deleted, durably,
-        before any key is used. Two runs with the same keys would draw the same noise, and their
-        releases together would cancel the noise. A COPY of the file (a backup, a snapshot of the
-        disk or the machine, `cp`) could still be loaded. Make no copy, and exclude the file from
-        backups.
+        arguments, of the run that was saved, and its epoch as `initial_epoch`. The file can be
+        loaded ONCE: it is deleted, durably, before any key is used. Two runs with the same keys
+        would draw the same noise, and their releases together would cancel the noise. A COPY of the
+        file (a backup, a snapshot of the disk or the machine, `cp`) could still be loaded. Make no
+        copy, and exclude the file from backups.
 
         Raises:
             FileNotFoundError: there is no such file; it may have been loaded before.
