@@ -43,7 +43,10 @@ def test_every_tutorial_is_tried():
     assert set(EXPECTED) == {path.stem for path in TUTORIALS.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.nightly) if n == "text_with_lora" else n for n in EXPECTED],
+)
 def test_tutorial_runs(name, tmp_path):
     if name == "text_with_lora":
         pytest.importorskip("keras_hub", reason='pip install ".[hub]"')

@@ -223,7 +223,7 @@ record.run("digits", images.task("digits", recipes, **how))
     [
         pytest.param("scattering_features", False, False, 88, marks=pytest.mark.nightly),
         ("scattering_features", False, True, 88),
-        ("patch_features", True, False, 60),
+        pytest.param("patch_features", True, False, 60, marks=pytest.mark.nightly),
         pytest.param("pixels", False, False, 60, marks=pytest.mark.nightly),
     ],  # 10 by guessing
 )

@@ -38,7 +38,7 @@ def without_randomness(model):
     return model
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(2, 12)
 @pytest.mark.parametrize("name", NAMES)
 def test_clipped_sum_equals_a_loop_over_single_examples(name):
     model, x, y, loss = make(name)

@@ -11,7 +11,7 @@ HERE = pathlib.Path(__file__).parent
 # Few processes: each takes as long to start as two models take.
 GROUPS = [
     ("dense", "conv", "separable_conv", "embedding"),
-    ("lstm", "masked_lstm"),
+    pytest.param(("lstm", "masked_lstm"), id="lstm masked_lstm", marks=pytest.mark.nightly),
     ("attention", "layer_norm", "shared_layers", "two_inputs_two_outputs"),
     ("dropout", "regularizers", "frozen_batch_norm"),
 ]

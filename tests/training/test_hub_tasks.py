@@ -75,7 +75,7 @@ def preprocessed_by_hub(task, x, y):
     return next(data.map(task.preprocess_samples).as_numpy_iterator())
 
 
-@pytest.mark.representative(1)
+@pytest.mark.representative(1, 2)
 @pytest.mark.parametrize("name", TASKS)
 def test_raw_records_train_like_preprocessed_ones(name):
     make, x, y = TASKS[name]

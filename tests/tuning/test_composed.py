@@ -60,7 +60,7 @@ def make(tmp_path):
     return make
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 1)
 @pytest.mark.parametrize("kind", [kt.RandomSearch, kt.BayesianOptimization, kt.GridSearch])
 def test_every_model_that_a_tuner_returns_has_the_cost_of_all_trials(kind, make):
     tuner = make(composed(kind))
