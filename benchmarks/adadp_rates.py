@@ -11,7 +11,7 @@ def _changed(**constants):
     return type("ADADP", (dp.ADADP,), {f"_{name}": value for name, value in constants.items()})
 
 
-class _NoEnd(dp.ADADP):
+class NoEnd(dp.ADADP):
     """ADADP that is not told how many steps there are."""
 
     def plan_steps(self, steps, total=None):
@@ -47,7 +47,7 @@ RATES = {
     "one deviation": _changed(deviations=1.0),
     "κ = 1": _changed(gain_share=1.0),
     "10 % for the loss": _changed(share=0.1),
-    "no end": _NoEnd,
+    "no end": NoEnd,
     "end of 10 %": _changed(ending=0.1),
     "end of 60 %": _changed(ending=0.6),
     "rows alone": lambda **k: dp.ADADP(prior="released", **k),
