@@ -15,7 +15,7 @@ class NoEnd(dp.ADADP):
     """ADADP that is not told how many steps there are."""
 
     def plan_steps(self, steps, total=None):
-        pass
+        """Forgets what it is told."""
 
 
 class EndingRate(keras.optimizers.schedules.LearningRateSchedule):
