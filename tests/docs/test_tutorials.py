@@ -19,7 +19,6 @@ EXPECTED = {
         r"^130 trained weights: ([\d.]+)%": (80, 99),
         r"^84546 trained weights: ([\d.]+)%": (55, 97),
     },
-    "text_with_lora": {r"accuracy ([\d.]+)% at": (68, 95), r"at epsilon = ([\d.]+)": (2.9, 3)},
     "raw_table": {r"private: ([\d.]+)% at": (58, 68), r"at epsilon = ([\d.]+)": (0.95, 1)},
     "choosing_epsilon": {
         r"epsilon =   1: at most ([\d.]+)%": (73, 73.2),
@@ -36,6 +35,7 @@ EXPECTED = {
         r"training and its replay: ([\d.]+)": (0, 0),
         r"([\d.]+) <= epsilon <= 3.71": (2.8, 3.71),
     },
+    "text_with_lora": {r"accuracy ([\d.]+)% at": (68, 95), r"at epsilon = ([\d.]+)": (2.9, 3)},
 }
 
 
@@ -43,10 +43,8 @@ def test_every_tutorial_is_tried():
     assert set(EXPECTED) == {path.stem for path in TUTORIALS.glob("*.py")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.nightly) if n == "text_with_lora" else n for n in EXPECTED],
-)
+@pytest.mark.representative(0, 6)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_tutorial_runs(name, tmp_path):
     if name == "text_with_lora":
         pytest.importorskip("keras_hub", reason='pip install ".[hub]"')

@@ -218,13 +218,14 @@ record.run("digits", images.task("digits", recipes, **how))
 """
 
 
+@pytest.mark.representative(0, 1)
 @pytest.mark.parametrize(
     ("features", "mirror", "straighten", "least"),
     [
-        pytest.param("scattering_features", False, False, 88, marks=pytest.mark.nightly),
         ("scattering_features", False, True, 88),
-        pytest.param("patch_features", True, False, 60, marks=pytest.mark.nightly),
-        pytest.param("pixels", False, False, 60, marks=pytest.mark.nightly),
+        ("scattering_features", False, False, 88),
+        ("patch_features", True, False, 60),
+        ("pixels", False, False, 60),
     ],  # 10 by guessing
 )
 def test_a_record_of_digits(tmp_path, features, mirror, straighten, least):

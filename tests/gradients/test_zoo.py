@@ -11,13 +11,13 @@ HERE = pathlib.Path(__file__).parent
 # Few processes: each takes as long to start as two models take.
 GROUPS = [
     ("dense", "conv", "separable_conv", "embedding"),
-    pytest.param(("lstm", "masked_lstm"), id="lstm masked_lstm", marks=pytest.mark.nightly),
     ("attention", "layer_norm", "shared_layers", "two_inputs_two_outputs"),
     ("dropout", "regularizers", "frozen_batch_norm"),
+    ("lstm", "masked_lstm"),
 ]
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 3)
 @pytest.mark.parametrize("names", GROUPS, ids=" ".join)
 def test_clipped_sum_equals_a_loop_over_single_examples(names):
     process = subprocess.run(
