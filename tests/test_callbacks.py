@@ -32,6 +32,7 @@ def fit(private, callbacks, epochs=3, **kwargs):
     ).history
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "theorem1"])
 def test_every_epoch_has_its_epsilon(accountant):
     x, y = data()
@@ -171,6 +172,7 @@ def test_the_image_has_a_panel_for_each_metric_and_losses_where_they_are_all():
     assert axes.get_ylabel() == "loss"
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_stops_before_the_budget_is_exceeded_also_within_an_epoch(steps_per_execution, accountant):
@@ -230,7 +232,7 @@ class AtEveryStep(keras.callbacks.Callback):
     on_train_batch_begin = on_train_batch_end = look
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("interval", "at_once", "max_steps"),
     [(1, 1, None), (3, 1, None), (100, 1, None), (3, 2, None), (2, 4, 7), (5, 1, 7)],
@@ -422,6 +424,7 @@ def test_callbacks_that_steer_by_a_training_metric_are_refused(callback):
     assert private.ledger.steps == 0
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "callback",
     [

@@ -275,6 +275,7 @@ def test_state_is_never_updated_from_raw_data():
     np.testing.assert_array_equal(remembers.seen.numpy(), np.zeros(6))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("gradient_engine", "jit_compile"),
     [("vectorized", False), ("vectorized", True), ("ghost", False)],

@@ -194,6 +194,7 @@ def test_delta_inverts_epsilon(sigma, q, steps, delta, accountant):
         assert back <= delta * (1 + 1e-6)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize(
     ("target", "delta", "q", "steps"), [(4.0, 1e-5, 0.01, 1800), (1.0, 1e-6, 0.05, 400)]

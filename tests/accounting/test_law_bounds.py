@@ -58,6 +58,7 @@ def truncated_sums(num_others, probability, max_size, target):
     return without, with_record
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("law", "sigma"),
     [

@@ -38,7 +38,7 @@ def _sums(layer, shape, masked_row):
     return dp.clipped_sum(model, crossentropy(), ((x, y, weight), mask), optimizer)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1)], ids=["rank 3", "rank 4"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_masked_row_changes_nothing(name, shape):
@@ -47,6 +47,7 @@ def test_a_masked_row_changes_nothing(name, shape):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_only_batches_of_images_are_followed(name):
     """A layer that takes the batch for one image is mapped over the examples."""

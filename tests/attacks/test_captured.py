@@ -102,6 +102,7 @@ def clipped_sum(made, x):
     return ROWS * np.concatenate([(a - b).ravel() for a, b in pairs])
 
 
+@pytest.mark.representative(1)
 @pytest.mark.filterwarnings("ignore:.*not proven to keep examples apart")
 @pytest.mark.filterwarnings("ignore:.*does not support masking")
 @pytest.mark.parametrize("made", CASES)

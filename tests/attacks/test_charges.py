@@ -62,6 +62,7 @@ class Crash(keras.callbacks.Callback):
 # A restored ledger counts towards the budget.
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("room", [14, 12])
 def test_a_resumed_run_keeps_the_budget_of_the_whole_history(room, tmp_path):
     """BackupAndRestore brings 12 steps back after the budget was first counted."""
@@ -204,6 +205,7 @@ def test_a_tampered_ledger_in_a_checkpoint_fails_closed(tmp_path, monkeypatch):
     lost_history(private, "damaged")
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("own_epochs", [0, 1, 3])
 def test_checkpoints_without_the_ledger_are_seen(own_epochs, tmp_path):
     """Also those of a run with fewer steps than this model's ledger knows of."""
@@ -358,6 +360,7 @@ def restored(private, folder):
     return other
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("load", [loaded_by_file, loaded_weights, deep_copied, restored])
 def test_loaded_weights_keep_their_ledger_when_wrapped_again(tmp_path, load):
     private = private_model()

@@ -58,6 +58,7 @@ def test_a_deep_copy_of_a_custom_loops_model_keeps_its_history():
     assert twin.ledger is not ledger
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("way", ["model", "weights"])
 def test_changes_of_loaded_weights_are_noticed(tmp_path, way):
     private = trained()

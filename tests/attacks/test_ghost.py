@@ -132,7 +132,7 @@ def distance(first, second):
     return np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(first, second, strict=True)))
 
 
-@pytest.mark.representative(4)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", MIXING)
 def test_one_example_moves_the_sum_by_its_own_part_alone(name):
     """Without the map, or with one engine for all, the loud example moves the others' as well."""
@@ -187,7 +187,7 @@ PARTS = {
 }
 
 
-@pytest.mark.representative(3)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", PARTS)
 def test_layers_that_may_mix_do_not_run_on_batches(name):
     """Their operations are named, and they are mapped or left to the plain engine."""

@@ -146,6 +146,7 @@ def test_records_of_unequal_numbers_of_words():
     assert model.ledger.steps == 1
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_records_of_unequal_numbers_of_positive_entries(engine):
     x, y = data()
@@ -155,6 +156,7 @@ def test_records_of_unequal_numbers_of_positive_entries(engine):
     assert model.ledger.steps == 1
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_records_of_unequal_numbers_of_labels(engine):
     x, y = data()

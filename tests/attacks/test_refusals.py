@@ -242,6 +242,7 @@ def test_the_update_rule_takes_no_raw_gradients():
 # The model.
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", [tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy])
 def test_strategies(kind):
     """Under one of them Keras iterates in a way that charged one step of four."""
@@ -289,6 +290,7 @@ def test_a_model_whose_call_knows_no_training_argument_trains():
 # The run.
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
 def test_training_from_a_callback(method):
     """It would set the law that the rest of the running fit is charged by."""

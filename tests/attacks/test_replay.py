@@ -135,7 +135,7 @@ def replay(make, start, releases):
         yield state(private)
 
 
-@pytest.mark.representative(4)
+@pytest.mark.representative(1, 8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_is_a_function_of_the_released_vectors(name):
     start, releases, states = recorded(OPTIMIZERS[name])
@@ -144,6 +144,7 @@ def test_training_is_a_function_of_the_released_vectors(name):
     assert any((a != b).any() for a, b in zip(states[0], states[-1], strict=True))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("clipping", ["ellipsoid", "local"])
 def test_the_printed_prior_is_not(clipping):
     """prior="raw" puts raw gradients into its state: the replay misses them, and ε is ∞."""

@@ -114,6 +114,7 @@ def test_equal_samples_prove_nothing():
     assert (law.epsilon, law.refuted, law.noise_scale) == (0.0, False, math.inf)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_either_data_set_and_either_tail_may_be_the_likely_one(flipped, sign):

@@ -466,6 +466,7 @@ def test_ellipsoid_scales_may_broadcast():
 # --- Switch ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("predicate", [True, False])
 def test_switch_is_the_chosen_set(predicate, jit):

@@ -43,7 +43,7 @@ def test_every_tutorial_is_tried():
     assert set(EXPECTED) == {path.stem for path in TUTORIALS.glob("*.py")}
 
 
-@pytest.mark.representative(0, 6)
+@pytest.mark.representative(0, 3)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_tutorial_runs(name, tmp_path):
     if name == "text_with_lora":

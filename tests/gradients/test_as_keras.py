@@ -170,7 +170,7 @@ def labels(loss, outputs):
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")
 @pytest.mark.filterwarnings("ignore:.*does not support masking")
 @pytest.mark.filterwarnings("ignore:.*not proven to keep examples apart")
-@pytest.mark.representative(2, 30)
+@pytest.mark.representative(2, 8)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_that_of_keras(name, engine):

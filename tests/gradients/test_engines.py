@@ -31,7 +31,7 @@ def _trained(gradient_engine, optimizer, **wrap):
     return model, history
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_curves_coincide(name):
     ghost, ghost_history = _trained("ghost", OPTIMIZERS[name]())

@@ -507,6 +507,7 @@ def _sets(rng, kind, example):
 TRIES = 60  # per form; six sets each
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["outer", "sequence", "gram", "lookups"])
 def test_no_example_gets_past_a_set(kind):
     """6 × 60 fixed random tries for each form."""
@@ -557,6 +558,7 @@ def _climb(rng, start, excess, steps=STEPS):
     return best
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["outer", "sequence", "gram", "lookups"])
 def test_no_climb_gets_past_a_set(kind):
     """2 climbs of 30 steps for each form and set, from random starts."""
@@ -598,6 +600,7 @@ def test_a_far_centre_close_to_the_gradient():
     assert -1e-3 < _excess(clipping_set, _form("outer", [a, d]), b) <= EXCESS
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("magnitudes", [(2e38, 1e-30), (1e-30, 2e38), (1e-40, 3e38)])
 @pytest.mark.parametrize("center", [None, 0.01])
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -96,7 +96,7 @@ def _sums(model, engine_name, *lots, loss=None):
     ]
 
 
-@pytest.mark.representative(4)
+@pytest.mark.representative(1, 8)
 @pytest.mark.parametrize(
     ("name", "engine_name"),
     [
@@ -144,6 +144,7 @@ def test_negative_tokens_count_from_the_end_as_in_keras(engine_name):
     np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("loss", [None, _keras_loss, _tensorflow_loss])
 @pytest.mark.parametrize("engine_name", ["ghost", "vectorized"])
 def test_labels_beyond_the_classes(engine_name, loss):

@@ -81,7 +81,7 @@ def test_one_more_record_moves_one_slot_by_at_most_twice_the_bound(rows, scale, 
     assert np.linalg.norm(with_it - without) <= 2 * (1 + 1e-5)
 
 
-@pytest.mark.representative(1)
+@pytest.mark.representative(1, 3)
 @pytest.mark.parametrize("first", range(6))
 def test_where_batches_are_cut_moves_no_other_slot(first):
     """Sums of 1e10, −1e10 and 3 come to 0 or 3, depending on the order that they are added in."""

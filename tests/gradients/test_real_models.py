@@ -38,7 +38,7 @@ def without_randomness(model):
     return model
 
 
-@pytest.mark.representative(2, 12)
+@pytest.mark.representative(1, 7)
 @pytest.mark.parametrize("name", NAMES)
 def test_clipped_sum_equals_a_loop_over_single_examples(name):
     model, x, y, loss = make(name)
@@ -52,13 +52,13 @@ def test_clipped_sum_equals_a_loop_over_single_examples(name):
     assert plan.engine == "ghost", plan.reason
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(2, 11)
 @pytest.mark.parametrize("name", NAMES)
 def test_models_are_accepted(name):
     dp.DPModel(make(name)[0])
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1, 4)
 @pytest.mark.parametrize("name", WAYS)
 def test_fit_is_on_the_ghost_engine(name):
     model, x, y, loss = make(name)

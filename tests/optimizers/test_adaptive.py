@@ -107,6 +107,7 @@ def test_the_prior_finds_the_sizes_that_are_there():
     assert r[25:].min() > 1.2 * r[:25].max()
 
 
+@pytest.mark.extended
 def test_noise_alone_leaves_dpsgd():
     """The shape stays 1 within 25 % without signal; without shrinkage rows would differ 3-fold."""
     optimizer = built(dp.ADADP(noise_multiplier=1.0, seed=0), [(300, 10), (10,)])
@@ -312,7 +313,7 @@ def test_the_printed_form_is_charged_infinity():
         assert event == law.event(8.0)
 
 
-@pytest.mark.representative(2, 12)
+@pytest.mark.representative(2, 10)
 @pytest.mark.parametrize("clipping", ["ellipsoid", "local"])
 @pytest.mark.parametrize("signal", [0.0, 1.0])
 @pytest.mark.parametrize("lot", [64, 8192])

@@ -212,6 +212,7 @@ def printed_probabilities(scores, scale, points=100_001):
     return np.trapezoid(density * others, grid, axis=0)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("variant", ["sound", "printed"])
 @pytest.mark.parametrize("law", [LAW, FixedSizeSampling(ROWS, 60)], ids=["poisson", "fixed"])
 def test_choices_follow_the_exact_probabilities(law, variant):
@@ -375,6 +376,7 @@ def rounds_of(private):
     return ["s" if isinstance(e, dp_accounting.ZCDpEvent) else "m" for e, _ in events(private)]
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("lots", ["poisson", "fixed"])
 def test_every_step_is_charged_what_it_is_and_training_stops(lots):
     x, y = data()

@@ -82,6 +82,7 @@ class Expected:
         self.t += 1
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "name", ["adadp", "dprmsprop", "quantile_adadp", "automatic_adadp", "adadp_root"]
 )
@@ -331,6 +332,7 @@ def test_the_gain_of_a_step_has_no_bias(signal):
     assert np.mean(biased) < -30 * np.std(biased) / np.sqrt(draws)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("sigma", "expected", "seed"), [(0.01, 4.0, 5), *((50.0, 1.0, seed) for seed in range(5))]
 )
@@ -394,6 +396,7 @@ def test_a_given_rate_is_taken_as_it_is(name):
     assert np.median(np.abs(moved)) == pytest.approx(0.1 / np.sqrt(0.1), rel=1e-2)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "make_one",
     [
@@ -411,6 +414,7 @@ def test_sets_that_scale_no_example_by_one_factor_follow_the_schedule(make_one):
     private_model(optimizer).fit(x, y, batch_size=30, epochs=1, verbose=0)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"microbatch_size": 2}, {"augmentation_multiplicity": 2}, {"secure_noise": True}],
@@ -437,6 +441,7 @@ def test_it_trains_at_the_same_price_and_is_saved(arguments, tmp_path):
     assert loaded.optimizer._promises.numpy()[-1] == 12
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("microbatch_size", [1, 3])
 def test_engines_and_slots_release_the_same_losses(microbatch_size):
     """Without noise: the vectorized engine, and the ghost engine where it can."""

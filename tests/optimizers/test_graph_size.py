@@ -22,6 +22,7 @@ def _operations(make, layers):
     return len(step.get_concrete_function(*specs).graph.get_operations())
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("make", "most"),
     [(dp.DPSGD, 12), (lambda **k: dp.ADADP(0.01, **k), 100), (dp.ADADP, 134)],

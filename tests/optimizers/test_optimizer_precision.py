@@ -35,7 +35,7 @@ def _trained(name, dtype, floatx="float32"):
     return optimizer, [np.float64(v) for v in variables]
 
 
-@pytest.mark.representative(4)
+@pytest.mark.representative(1, 18)
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_float64_weights_take_the_steps_of_float32_ones(name):
     """Same sums, same noise: only the rounding of weights and of Keras's slots is another."""

@@ -130,6 +130,7 @@ def test_a_run_that_is_resumed_ends_as_planned(tmp_path):
     assert seen.seen == [[20, 20]] * 8
 
 
+@pytest.mark.extended
 def test_a_run_that_its_budget_cuts_ends_there(tmp_path):
     """Crashes after 11 of 20 steps; the two epochs of the backup leave 9 of 12 steps affordable."""
     x, y = data()

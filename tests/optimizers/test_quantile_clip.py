@@ -132,7 +132,7 @@ def optimizers():
     }
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 5)
 @pytest.mark.parametrize("name", list(optimizers()))
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_every_optimizer_trains_with_it_at_the_price_of_a_fixed_norm(name, engine):
@@ -195,6 +195,7 @@ def test_beside_released_metrics_users_and_fixed_sizes():
         assert epsilons[0] == epsilons[1] < np.inf
 
 
+@pytest.mark.extended
 def test_it_is_saved_and_goes_on_where_it_was(tmp_path):
     x, y = data()
     private = private_model(optimizers()["ADADP"])

@@ -242,6 +242,7 @@ RUNS = {
 }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_candidate_is_charged(name):
     engine, how, arguments = RUNS[name]

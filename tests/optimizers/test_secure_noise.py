@@ -33,7 +33,7 @@ MADE = {  # and how many gradients and single numbers the first two steps releas
 }
 
 
-@pytest.mark.representative(3)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", MADE)
 def test_every_draw_of_a_secure_optimizer_is_of_64_bits(name, monkeypatch):
     make, expected = MADE[name]

@@ -99,6 +99,7 @@ def test_adapters_come_back_and_train_on(way, tmp_path):
     assert loaded.epsilon(1e-3) == model.epsilon(1e-3)
 
 
+@pytest.mark.extended
 def test_parts_of_a_frozen_layer_stay_frozen(tmp_path):
     plain = network()
     plain.get_layer("attention").trainable = False
@@ -136,6 +137,7 @@ def test_adapters_that_are_not_in_the_file_begin_anew(tmp_path):
         assert np.any(layer.lora_kernel_b)
 
 
+@pytest.mark.extended
 def test_a_file_with_adapters_fits_a_network_without_them(tmp_path):
     model = fit(compiled(adapted()))
     model.save_weights(tmp_path / "m.weights.h5")

@@ -131,6 +131,7 @@ def _by_hand(model, x, y, radius):
     return sums
 
 
+@pytest.mark.representative(1)
 @both_engines
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_clipped_sum_of_a_custom_loop(engine, jit_compile):

@@ -171,6 +171,7 @@ def poisson_lots(count, law, seed=0):
     return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
 def test_fit_stops_before_lots_are_replayed(steps_per_execution):
     """20 lots used for 10 epochs read ε = 1.04; ten releases from each cost 15.4."""

@@ -32,6 +32,7 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
+@pytest.mark.representative(2, 5)
 @pytest.mark.parametrize(
     ("optimizer", "arguments"),
     [
@@ -63,6 +64,7 @@ def test_training_costs_the_target_and_no_more(optimizer, arguments):
     assert model.ledger.steps == 3 * -(-5 // at_once) * at_once
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("lots", "accountant"),
     [
@@ -93,6 +95,7 @@ def test_every_law_is_priced(lots, accountant):
     assert 1.99 <= model.epsilon(DELTA, accountant) <= 2.0
 
 
+@pytest.mark.extended
 def test_it_trains_as_with_that_multiplier_given(capsys):
     model = make(dp.ADADP(seed=3))
     fit(model)
@@ -198,6 +201,7 @@ def test_a_fit_after_a_restored_one_begins_at_its_own_first_epoch(tmp_path):
     assert 2.98 <= model.epsilon(DELTA) <= 3.0
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("way", ["model", "weights", "checkpoint"])
 def test_the_multiplier_is_saved(tmp_path, way):
     model = make(steps_per_execution=5)
@@ -224,6 +228,7 @@ def test_the_multiplier_is_saved(tmp_path, way):
     assert 2.98 <= loaded.epsilon(DELTA) <= 3.0
 
 
+@pytest.mark.extended
 def test_a_restored_multiplier_replaces_one_that_was_traced(tmp_path):
     """The noise added is the noise charged. Inputs are zero, so only noise changes 5,000 weights.
 

@@ -18,6 +18,7 @@ FORMS = {
 }
 
 
+@pytest.mark.representative(1, 3)
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 @pytest.mark.parametrize(
     "compiled",
@@ -53,7 +54,7 @@ class MeanOverLength(keras.layers.Layer):
         return keras.ops.sum(x, axis=1) / x.shape[1]
 
 
-@pytest.mark.representative(1)
+@pytest.mark.representative(0)
 @pytest.mark.parametrize("kept", [16, 0])
 def test_each_length_has_an_engine_of_its_own(kept, monkeypatch):
     monkeypatch.setattr("tf_adadp.training.session._MOST_FORMS", kept)

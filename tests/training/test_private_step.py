@@ -70,7 +70,7 @@ def train_in_a_loop_of_a_graph(model, loss, optimizer, ledger, lots, steps):
 WAYS = [train_eagerly, train_in_a_graph, train_in_a_loop_of_a_graph]
 
 
-@pytest.mark.representative(1)
+@pytest.mark.representative(1, 6)
 @pytest.mark.parametrize(
     ("make", "train"),
     [
@@ -277,6 +277,7 @@ class Keeping(keras.layers.Layer):
         return keeping_its_gradient(x)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])
 @pytest.mark.parametrize("train", [train_eagerly, train_in_a_graph])
 @pytest.mark.parametrize(
@@ -296,6 +297,7 @@ def test_gradients_that_keep_or_lose_something_are_refused_as_in_fit(layer, matc
     assert (ledger.steps, STATE.numpy()) == (0, 0.0)
 
 
+@pytest.mark.extended
 def test_a_layer_that_the_vectorized_map_cannot_convert_is_mapped_row_by_row():
     layers = keras.layers
     network = [keras.Input((5,), dtype="int32"), layers.Embedding(9, 4)]

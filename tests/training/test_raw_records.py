@@ -76,7 +76,7 @@ def by_hand():
     return model.get_weights(), history, model.predict(x, verbose=0)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1, 5)
 @pytest.mark.parametrize("form", FORMS)
 def test_raw_records_train_like_preprocessed_ones(by_hand, form):
     weights, history, predicted = by_hand
@@ -324,6 +324,7 @@ def test_make_compatible_does_not_drop_a_preprocessor():
     assert dp.make_compatible(task).count_params() == task.count_params()
 
 
+@pytest.mark.extended
 def test_datasets_are_preprocessed_by_record_as_arrays_are():
     """A preprocessor that centres a batch gets single records in evaluation too."""
 

@@ -121,6 +121,7 @@ def test_trials_that_fail_are_charged(make):
     assert tuner.get_best_models()[0].epsilon(DELTA) == pytest.approx(after(2 * STEPS))
 
 
+@pytest.mark.extended
 def test_a_search_that_goes_on_in_another_process_remembers_its_trials(make, tmp_path):
     first = make(composed(kt.RandomSearch), max_trials=1)
     first.search(X, Y, epochs=1, **FIT)
@@ -157,6 +158,7 @@ def test_a_project_without_a_ledger_fails_closed(make):
         tuner.get_best_models()[0].epsilon(DELTA)
 
 
+@pytest.mark.extended
 def test_a_search_without_it_warns_once_and_leaves_a_note_in_the_ledger(make):
     tuner = make(kt.RandomSearch, max_trials=2)
     with warnings.catch_warnings(record=True) as caught:
@@ -174,6 +176,7 @@ def test_a_search_without_it_warns_once_and_leaves_a_note_in_the_ledger(make):
     )
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("base", [kt.RandomSearch, composed(kt.RandomSearch)])
 @pytest.mark.parametrize("objective", ["accuracy", "loss", ["val_loss", "accuracy"]])
 def test_a_raw_training_metric_is_no_objective(base, objective, make):
@@ -184,6 +187,7 @@ def test_a_raw_training_metric_is_no_objective(base, objective, make):
         assert tuner.ledger.steps == 0
 
 
+@pytest.mark.extended
 def test_a_released_metric_is_an_objective(make):
     def build(hp):
         rate = hp.Float("rate", 0.01, 1.0)
@@ -239,6 +243,7 @@ def test_a_tuner_without_a_hypermodel_is_refused(make):
         make(Alone, None)
 
 
+@pytest.mark.extended
 def test_a_hypermodel_of_its_own_class_keeps_its_fit(make):
     epochs = []
 

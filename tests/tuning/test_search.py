@@ -251,6 +251,7 @@ def test_a_trial_that_fails_counts_and_loses():
     assert set(calls) == {0.5, 1.0, 2.0}
 
 
+@pytest.mark.extended
 def test_a_score_that_is_nan_loses():
     def score(model):
         return math.nan if model.optimizer.l2_norm_clip < 2 else -1e9
@@ -358,6 +359,7 @@ def test_a_trial_that_is_not_as_planned_releases_nothing(trial, message):
         search(trial)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "changes",
     [

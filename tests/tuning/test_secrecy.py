@@ -64,6 +64,7 @@ def trials_of(mean_trials, seed=None):
     return len(calls)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("searches", [300, pytest.param(2500, marks=pytest.mark.nightly)])
 def test_the_number_of_trials_is_geometric(searches):
     """Chi-square over seeded searches; of a true law one set of seeds in 1000 would fail.
@@ -125,6 +126,7 @@ def everything(model, folder, number):
     }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("trials", [3, pytest.param(7, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("best_of", [min, max])
 def test_one_trial_and_many_look_the_same(best_of, trials, tmp_path, capfd, caplog, monkeypatch):

@@ -157,6 +157,7 @@ def functional():
     return keras.Model(inputs, L.BatchNormalization(name="bn")(L.Dense(8)(inputs)))
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "inner",
     [
@@ -510,6 +511,7 @@ def again(made):
     return private
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("how", ["group", "freeze"])
 def test_a_copy_costs_what_its_weights_cost(how):
     private = trained()
@@ -545,6 +547,7 @@ def test_the_cost_of_a_custom_loop_goes_along():
     assert made.ledger is not ledger
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("copied", [dp.make_compatible, copy.deepcopy])
 def test_what_was_not_charged_is_not_forgotten(copied):
     model, x, y = plain_model(), *data()

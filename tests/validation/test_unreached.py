@@ -31,6 +31,7 @@ def fit(model, engine, loss, y, **arguments):
     return private, [str(w.message) for w in caught if "no loss depends" in str(w.message)]
 
 
+@pytest.mark.extended
 @ENGINES
 def test_a_head_without_a_loss_is_announced(engine):
     loss, y = {"a": "sparse_categorical_crossentropy"}, {"a": Y, "b": Y}
@@ -112,6 +113,7 @@ class Stopped(Recomputed):
         return tf.stop_gradient(self.dense(x))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])
 @pytest.mark.parametrize("block", [Recomputed, Stopped])
 def test_weights_whose_gradient_is_lost_are_announced(block, engine):

@@ -325,6 +325,7 @@ class Normalises(L.Layer):
         return x * self.scale
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("make", "what", "fix"),
     [
@@ -401,7 +402,7 @@ def penalty(weight):
     return keras.ops.sum(keras.ops.square(weight))
 
 
-@pytest.mark.representative(2, 3)
+@pytest.mark.representative(1, 3)
 @pytest.mark.parametrize(
     ("make", "announced"),
     [
@@ -449,6 +450,7 @@ def unknown_lengths(*classes):
     return dp.sampling.DeclaredLots(dataset, law, steps_per_epoch=1)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(("loss", "classes"), [(flat_errors, [3]), (crossentropy(), [])])
 def test_losses_of_axes_of_unknown_size_are_too(loss, classes):
     """Labels get the length that the model computes from its inputs'."""
@@ -535,6 +537,7 @@ def of_some(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(y_true - y_pred), -1)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])
 @pytest.mark.parametrize("loss", [one_by_one, of_some])
 def test_a_loss_that_a_batch_stops(loss, engine):

@@ -126,6 +126,7 @@ def _apart(ghost, plain):
 _WITH_ALL_SETS = ("dense", "convolution")
 
 
+@pytest.mark.representative(1, 3)
 @pytest.mark.parametrize(
     ("name", "names"),
     [

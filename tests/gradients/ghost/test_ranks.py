@@ -137,7 +137,7 @@ def assert_no_influence(run, values, x):
         np.testing.assert_allclose(rows(found, i, 2), rows(fewer, i, 2), **close)
 
 
-@pytest.mark.representative(10)
+@pytest.mark.representative(2, 20)
 @pytest.mark.parametrize("name", TRIED)
 def test_rows_that_are_proven_feel_no_others(name):
     proven = 0
@@ -222,7 +222,7 @@ def why_not(model, name):
     return str(trace.obstacles[0]) if trace.obstacles else None
 
 
-@pytest.mark.representative(6)
+@pytest.mark.representative(2, 27)
 @pytest.mark.parametrize("name", [n for n in HARMLESS if n in CLASSES])
 def test_harmless_layers_are_followed(name):
     followed = 0
@@ -237,7 +237,7 @@ def test_harmless_layers_are_followed(name):
     assert followed > 0
 
 
-@pytest.mark.extended
+@pytest.mark.representative(0, 33)
 @pytest.mark.parametrize("name", [n for n in HARMLESS if n in CLASSES])
 def test_gradients_through_harmless_layers(name):
     """Against one tape per example."""

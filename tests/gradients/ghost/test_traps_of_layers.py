@@ -66,6 +66,7 @@ def test_low_rank_adapters(layer):
     compare(model, x, numbers(2, seed=1))
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("shape", "layer"),
     [
