@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_adadp as dp
 from tests.helpers import crossentropy, data, plain_model, private_model
@@ -175,6 +176,8 @@ def test_numbers_of_steps_are_checked():
     for steps, total, name in ((-1, None, "steps"), (1.5, None, "steps"), (10, 9, "total")):
         with pytest.raises(ValueError, match=name):
             optimizer.plan_steps(steps, total)
+    with pytest.raises(RuntimeError, match="from Python before the first step"):
+        tf.function(lambda: optimizer.plan_steps(10))()
     assert plan(optimizer) == [0, 0]
 
 

@@ -199,6 +199,7 @@ class FoundRate(DPOptimizer):
 
         Raises:
             ValueError: a number below 0, `total` below `steps`, or the optimizer is not built.
+            RuntimeError: called inside of a `tf.function`.
         """
         steps = check_integer("steps", steps, at_least=0)
         total = check_integer("total", steps if total is None else total, at_least=steps)
@@ -208,6 +209,11 @@ class FoundRate(DPOptimizer):
             raise ValueError(
                 f"plan_steps({steps}) on an optimizer without variables: call "
                 "optimizer.build(model.trainable_variables) first."
+            )
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "plan_steps inside of a tf.function would plan whenever the graph runs, not once "
+                "for a run. Call it from Python before the first step."
             )
         end = int(self.iterations.numpy()) + steps if steps else 0
         self._plan.assign([end, total])
