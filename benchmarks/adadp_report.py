@@ -8,7 +8,7 @@ from scipy import special
 from benchmarks import harness
 
 _TUNED = ("DPSGD", "DPAdam")
-_COMPARED = ("ADADP", "DPSGD")
+COMPARED = ("ADADP", "DPSGD")
 # Points; what the default is meant to be below tuned DP-SGD nowhere.
 _TOLERATED = 0.5
 # Groups of tasks by the ends of their names; what has none of them is dense.
@@ -61,7 +61,7 @@ def _cells(rows):
 
 def _compared(rows):
     """Returns the cells that have both ADADP and the tuned DPSGD."""
-    return {c: found for c, found in _cells(rows).items() if set(_COMPARED) <= set(found)}
+    return {c: found for c, found in _cells(rows).items() if set(COMPARED) <= set(found)}
 
 
 def differences(rows):
@@ -74,7 +74,7 @@ def by_chance(rows):
 
     It is Φ(−0.5/SE): the difference of two equal methods, with SE² = (s² + s'²)/seeds.
     """
-    errors = {c: _standard_error([f[m] for m in _COMPARED]) for c, f in _compared(rows).items()}
+    errors = {c: _standard_error([f[m] for m in COMPARED]) for c, f in _compared(rows).items()}
     return {c: special.ndtr(-_TOLERATED / error) if error else 0.0 for c, error in errors.items()}
 
 
@@ -117,16 +117,16 @@ def tables(rows):
         lines = [
             [
                 *(task, f"{epsilon:g}"),
-                *(_with_rate(found.get(method)) for method in _COMPARED),
+                *(_with_rate(found.get(method)) for method in COMPARED),
                 f"{apart[task, epsilon]:+.2f}" if (task, epsilon) in apart else "",
             ]
             for (task, epsilon), found in cells.items()
-            if set(_COMPARED) & set(found)
+            if set(COMPARED) & set(found)
         ]
-        parts.append(harness.markdown_table(["task", "ε", *_names(_COMPARED), "difference"], lines))
+        parts.append(harness.markdown_table(["task", "ε", *_names(COMPARED), "difference"], lines))
         if apart:
             parts.append(groups(rows))
-        others = dict.fromkeys(m for found in cells.values() for m in found if m not in _COMPARED)
+        others = dict.fromkeys(m for found in cells.values() for m in found if m not in COMPARED)
         if others:
             lines = [
                 [task, f"{epsilon:g}", *(_with_rate(found.get(m)) for m in others)]
@@ -134,6 +134,9 @@ def tables(rows):
                 if set(others) & set(found)
             ]
             parts.append(harness.markdown_table(["task", "ε", *_names(others)], lines))
+    repeated = [row for row in rows if row["part"] == "seeds"]
+    if repeated:
+        parts.append(_seeds_table(repeated))
     for part in ("ablation", "rates"):
         variants = [row for row in rows if row["part"] == part]
         if variants:
@@ -191,6 +194,24 @@ def architectures(rows):
 def _names(methods):
     kinds = {m: ", tuned (η)" if m in _TUNED else "" if "," in m else ", default" for m in methods}
     return [m + kind for m, kind in kinds.items()]
+
+
+def _seeds_table(rows):
+    """A row per cell: both methods, and the difference with its standard error."""
+    cells = {}
+    for row in rows:
+        cell = row["task"], row["epsilon"], row["setting"]
+        cells.setdefault(cell, {})[row["method"]] = row
+    lines = []
+    for (task, epsilon, setting), found in sorted(cells.items()):
+        both = [found.get(method) for method in COMPARED]
+        apart = ""
+        if all(both):
+            apart = f"{_mean(both[0]) - _mean(both[1]):+.2f} ± {_standard_error(both):.2f}"
+        seeds = setting.removeprefix("seeds ")
+        lines.append([task, f"{epsilon:g}", seeds, *map(_with_rate, both), apart])
+    header = ["task", "ε", "seeds", *_names(COMPARED), "difference ± standard error"]
+    return harness.markdown_table(header, lines)
 
 
 def _variant(row):

@@ -21,7 +21,7 @@ def tiny(monkeypatch):
 
 
 def test_every_job_is_asked_for_once():
-    todo = list(study.jobs(("study", "ablation", "sensitivity"), list(study.TASKS)))
+    todo = list(study.jobs(study.PARTS, list(study.TASKS)))
     assert len(set(map(str, todo))) == len(todo)
     keys = [(*job[:4], dict(job[4]).get("setting")) for job in todo]
     assert len(set(keys)) == len(keys)
@@ -149,6 +149,20 @@ def test_a_default_job_takes_no_argument_and_can_be_repeated(tiny):
     assert study.run_job(("study", "tiny", 3.0, "ADADP", ()))["accuracies"] == row["accuracies"]
 
 
+def test_other_seeds_than_those_of_the_study(tiny, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(study, "train", lambda *args, **_: (seeds.append(args[-1]) or 0.5, 3.0))
+    monkeypatch.setattr(study, "search", lambda score, rates: {4.0: 0.5})
+    monkeypatch.setattr(study, "MORE_SEEDS", {("tiny", 3.0): 4})
+    rows = [study.run_job(job) for job in study.jobs(("seeds",), ["tiny"])]
+    assert [(row["method"], row["setting"]) for row in rows] == [
+        ("ADADP", "seeds 10 to 13"),
+        ("DPSGD", "seeds 10 to 13"),
+    ]
+    assert seeds == 2 * [10, 11, 12, 13]
+    assert [row["arguments"] for row in rows] == [{}, {"learning_rate": 4.0}]
+
+
 def test_changes_of_a_setting_are_made(tiny):
     changed = (("lot_size", 100), ("noise_multiplier", 2.0), ("setting", "L 100"))
     row = study.run_job(("sensitivity", "tiny", 3.0, "DPSGD", changed))
@@ -197,6 +211,16 @@ def test_tables_and_figure(tmp_path):
     adadp_report.plot(rows, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
     assert adadp_report.tables([]) == ""
+
+
+def test_more_seeds_have_a_standard_error():
+    rows = [
+        _row("ADADP", [0.93, 0.95], part="seeds", setting="seeds 10 to 11"),
+        _row("DPSGD", [0.92, 0.93], part="seeds", setting="seeds 10 to 11"),
+    ]
+    # √(2 + 0.5) / √2 points.
+    expected = "| digits | 3 | 10 to 11 | 94.00 ± 1.41 | 92.50 ± 0.71 | +1.50 ± 1.12 |"
+    assert adadp_report.tables(rows).splitlines()[2] == expected
 
 
 def test_differences_by_group_of_networks():
