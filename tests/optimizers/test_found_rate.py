@@ -53,6 +53,8 @@ class Expected:
         self.first = max(self.first, loss, loss_noise) if self.t < 2 else self.first
         self.promised += 0.032 / norm * promise * np.clip(loss, 0, 1)
         early, most_of_it = min(self.t + 1, 10), 0.35 * self.first**2
+        if self.t < self.planned:
+            most_of_it *= min(1, 300 / self.planned) ** 0.5
         if self.t < 10:
             self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
         seen = 0.35 * max(min(self.first, 1) - loss_noise, 0) ** 2
@@ -93,6 +95,7 @@ class Expected:
         (3.0, 0),
         pytest.param(0.02, 0, marks=pytest.mark.nightly),
         pytest.param(3.0, 30, marks=pytest.mark.nightly),
+        (0.02, 1200),
     ],
 )
 def test_factors_and_weights_against_numpy(name, sigma, planned):

@@ -55,6 +55,17 @@ def test_the_last_three_in_ten_steps_fall_to_0():
     assert ends(optimizer, 3) == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("steps", "total", "promise"), [(300, None, 0.35), (2, 1200, 0.175)])
+def test_steps_of_a_long_run_promise_less(steps, total, promise):
+    optimizer = adadp()
+    optimizer.build(make_variables())
+    assert float(optimizer._run_promise()) == pytest.approx(0.35)
+    optimizer.plan_steps(steps, total)
+    assert float(optimizer._run_promise()) == pytest.approx(promise)
+    optimizer.iterations.assign_add(steps)  # the run has ended
+    assert float(optimizer._run_promise()) == pytest.approx(0.35)
+
+
 def test_fit_plans_and_batches_do_not():
     x, y = data()
     optimizer = adadp()

@@ -20,7 +20,7 @@ class FoundRate(DPOptimizer):
 
         H = max(h̃_0, h̃_1, s_h)
         P_t = η_0/C · Σ_l √n_l · max(Σ_l g̃² − s², 0) / √(Σ_l g̃²)
-        m = 0.35·min(1, (t + 1)/10)·H² / mean_{k≤t} P_k·h̃_k   in [0.01, M·u_t]
+        m = p·min(1, (t + 1)/10)·H² / mean_{k≤t} P_k·h̃_k   in [0.01, M·u_t]
         M = 0.35·max(min(H, 1) − s_h, 0)² / mean_{k<10} P̄_k·h̃_k   in [1, 4], and 1 for t < 9
         u_t = √((1 + t/20) / max(1, t/20)),   divided by 0.85 in a run whose end is known
 
@@ -28,7 +28,7 @@ class FoundRate(DPOptimizer):
     noise. The 20 steps of u are those of the schedule's decay, which waits for them where m allows.
     w scales the loss as clipping scales its gradient, so P/h̃ is the part of the loss that a step at
     the full rate promises to take away, to first order: the reciprocal of Polyak's step length. m
-    holds it at 0.35 (averaged over the steps so far, those weighted most that see a high loss),
+    holds it at p = 0.35 (averaged over the steps so far, those weighted most that see a high loss),
     and at less in the first ten steps: P may grow 20-fold in four of them, before the mean follows.
     H is the loss at first. The first release is clipped to a ball, the second to a set that the
     first has shaped, so w may rise between them while the model is as it was.
@@ -51,7 +51,8 @@ class FoundRate(DPOptimizer):
 
         e_t = min(1, (T − t)/(0.3·N))   for t < T,   and 1 where no end is known or it has passed
 
-    which takes 15 % of their way from the steps; where M alone limits them they get it back.
+    which takes 15 % of their way from the steps; where M alone limits them they get it back. And
+    p = 0.35·√(300/N) in a run of N > 300 steps: the limit lasts longer, for a run that is longer.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
@@ -77,7 +78,8 @@ class FoundRate(DPOptimizer):
     `weight_decay` follows η_t alone, without m, f and e.
     """
 
-    _promise = 0.35
+    _promise = 0.35  # p
+    _long_run = 300  # steps, above which p falls
     _first_steps = 10
     _readings = 2  # of the loss at first
     _waits = True  # the decay, for as many steps as it takes to fall by √2
@@ -174,10 +176,15 @@ class FoundRate(DPOptimizer):
         most = tf.clip_by_value(tf.math.divide_no_nan(room, total_first), 1.0, self._most)
         most = tf.where(steps < self._first_steps, 1.0, most) * self._wait()
         most = tf.where(self._steps_left() > 0, most / (1.0 - self._ending / 2), most)
-        allowed = self._promise * tf.square(first) * steps * early / self._first_steps
+        allowed = self._run_promise() * tf.square(first) * steps * early / self._first_steps
         limited = (first > 0.0) & (total > 0.0)
         factor = tf.where(limited, tf.math.divide_no_nan(allowed, total), most)
         return tf.clip_by_value(factor, self._least, most)
+
+    def _run_promise(self):
+        """Returns p: a run that has time for it may go slowly at first."""
+        longer = tf.where(self._steps_left() > 0, self._plan.value[1] / self._long_run, 0.0)
+        return self._promise * tf.math.rsqrt(tf.maximum(longer, 1.0))
 
     def _wait(self):
         """Returns u, by which the decay is undone as far as it waits."""
