@@ -135,7 +135,7 @@ def replay(make, start, releases):
         yield state(private)
 
 
-@pytest.mark.representative(1, 8)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_is_a_function_of_the_released_vectors(name):
     start, releases, states = recorded(OPTIMIZERS[name])

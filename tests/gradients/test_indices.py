@@ -96,7 +96,7 @@ def _sums(model, engine_name, *lots, loss=None):
     ]
 
 
-@pytest.mark.representative(1, 8)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("name", "engine_name"),
     [

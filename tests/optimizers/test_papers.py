@@ -443,7 +443,7 @@ def test_configs(name):
     assert str(again.get_config()) == str(config)
 
 
-@pytest.mark.representative(1, 3)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     "make_one",
     [

@@ -132,7 +132,7 @@ def optimizers():
     }
 
 
-@pytest.mark.representative(0, 5)
+@pytest.mark.representative(0, 9)
 @pytest.mark.parametrize("name", list(optimizers()))
 @pytest.mark.parametrize("engine", ["ghost", "vectorized"])
 def test_every_optimizer_trains_with_it_at_the_price_of_a_fixed_norm(name, engine):

@@ -108,7 +108,7 @@ def restored(make, folder, name):
     return model
 
 
-@pytest.mark.representative(1, 8)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("name", "step"),
     [

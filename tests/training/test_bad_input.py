@@ -130,7 +130,7 @@ def test_integers_are_learning_rates(kind):
             KINDS[kind](learning_rate=rate, noise_multiplier=1.0)
 
 
-@pytest.mark.representative(1, 10)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("allow_no_noise", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_multiplier_nothing_is_released_or_charged(kind, allow_no_noise):

@@ -32,7 +32,7 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
-@pytest.mark.representative(2, 5)
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("optimizer", "arguments"),
     [

@@ -70,7 +70,7 @@ def train_in_a_loop_of_a_graph(model, loss, optimizer, ledger, lots, steps):
 WAYS = [train_eagerly, train_in_a_graph, train_in_a_loop_of_a_graph]
 
 
-@pytest.mark.representative(1, 6)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("make", "train"),
     [

@@ -137,7 +137,7 @@ def assert_no_influence(run, values, x):
         np.testing.assert_allclose(rows(found, i, 2), rows(fewer, i, 2), **close)
 
 
-@pytest.mark.representative(2, 20)
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", TRIED)
 def test_rows_that_are_proven_feel_no_others(name):
     proven = 0

@@ -263,7 +263,7 @@ def test_mixing_models_are_refused(name):
         traced(model, x, y)
 
 
-@pytest.mark.representative(2, 33)
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_other_models_have_the_gradients_of_a_loop(name):
     function, shape, *shapes = FOLLOWED[name]
