@@ -81,6 +81,10 @@ def private_step(
             `tf.function`. Nothing is charged or changed then.
         RuntimeError: under a `tf.distribute` strategy, whose steps `DPModel.fit` takes.
 
+    Warns:
+        UserWarning: the loss depends on no output of a layer that has weights, so noise alone
+            would train them.
+
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> optimizer, ledger = dp.DPSGD(0.1, noise_multiplier=4.0), dp.PrivacyLedger()
