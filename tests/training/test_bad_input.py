@@ -225,6 +225,13 @@ def test_batch_normalization_in_training_mode():
     refused(private, "'bn'")
 
 
+@pytest.mark.parametrize(("columns", "match"), [(8, "joins examples"), (11, "divisible by 11")])
+def test_a_reshape_that_joins_examples(columns, match):
+    """One that fails with batches of nearly any size keeps TensorFlow's own words."""
+    joined = L.Lambda(lambda x: keras.ops.reshape(keras.ops.reshape(x, (-1, columns)), (-1, 4)))
+    refused(private_model(model=plain_model(L.Dense(4), joined)), match)
+
+
 def test_stateful_recurrent_layers():
     model = keras.Sequential([keras.Input((3, 2), batch_size=1), L.LSTM(2, stateful=True)])
     with pytest.raises(ValueError, match="stateful=False"):

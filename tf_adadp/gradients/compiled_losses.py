@@ -26,15 +26,16 @@ from tf_adadp.utils.problems import Problem, raise_first
 PROBE_BATCH = 13  # a batch size that no axis of labels or predictions is likely to have
 
 
-def probe(spec: Any) -> Any:
-    """Describes a batch of `PROBE_BATCH` examples as KerasTensors; None stays None.
+def probe(spec: Any, rows: int = PROBE_BATCH) -> Any:
+    """Describes a batch of `rows` examples as KerasTensors; None stays None.
 
     Args:
         spec: structure of TensorSpecs of a batch.
+        rows: how many examples.
     """
 
     def tensor(s):
-        return keras.KerasTensor((PROBE_BATCH, *s.shape[1:]), dtype=s.dtype.name)
+        return keras.KerasTensor((rows, *s.shape[1:]), dtype=s.dtype.name)
 
     return tf.nest.map_structure(lambda s: None if s is None else tensor(s), spec)
 
