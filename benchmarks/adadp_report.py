@@ -169,6 +169,7 @@ _SHOWN = {
     "GRU over rows, MNIST 14×14": "mnist_gru",
     "LSTM over rows, MNIST 14×14": "mnist_lstm",
     "transformer over patches, MNIST 14×14": "mnist_patches",
+    "transformer, adapters of rank 4 (LoRA), MNIST 14×14, classes 5 to 9": "mnist_lora",
     "eight ELU layers, Fashion-MNIST 14×14": "fashion_deep",
     "logistic regression, Fashion-MNIST 14×14": "fashion_logistic",
     "MLP, a drawn table of 20 columns": "table_mlp",

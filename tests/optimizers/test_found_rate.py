@@ -54,7 +54,7 @@ class Expected:
         self.promised += 0.032 / norm * promise * np.clip(loss, 0, 1)
         early, most_of_it = min(self.t + 1, 10), 0.35 * self.first**2
         if self.t < self.planned:
-            most_of_it *= min(1, 300 / self.planned) ** 0.5
+            most_of_it *= min(1, 300 / self.planned)
         if self.t < 10:
             self.largest += 0.032 / norm * np.sum(np.sqrt(SIZES * scaled)) * np.clip(loss, 0, 1)
         seen = 0.35 * max(min(self.first, 1) - loss_noise, 0) ** 2

@@ -31,8 +31,9 @@ class ADADP(FoundRate, AdaptiveNoise, keras.optimizers.RMSprop):
     and every coordinate gets the same noise for any r. Where releases cannot tell coordinates
     apart, r ≡ 1 and this is RMSprop on DP-SGD's release.
     m of the network and f_l ≤ 1 of tensor l are found in training, from releases: `FoundRate`. In
-    the last three in ten steps of a `fit` the rate falls to 0; a second `fit` goes on at the rate
-    that the first had before that. In a loop of yours, call `plan_steps`, or there is no such end.
+    the last three in ten steps of a `fit` the rate falls to 0, and one of more than 300 steps goes
+    slowly for longer; a second `fit` goes on at the rate that the first had before its end. In a
+    loop of yours, call `plan_steps`, or there is no such end.
 
     Measured (`benchmarks/adadp_default.py`, docs/results/adadp.md), against DP-SGD tuned for each
     task and budget, over 66 cells: 1 point above it in the mean on dense networks, 2 on LoRA and

@@ -13,7 +13,9 @@ class DPRMSprop(FoundRate, keras.optimizers.RMSprop):
 
         E[g̃²] ← ρ E[g̃²] + (1 − ρ) g̃²,   θ ← θ − η g̃ / √(E[g̃²] + ε0)          (eq. 1)
 
-    with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class.
+    with the paper's γ = 1 − ρ = 0.1. `ADAL` is an alias of this class. A rate that is found falls
+    to 0 at the end of a `fit`, and a second `fit` goes on at the one before that, as in `ADADP`. In
+    a loop of yours, call `plan_steps`, or there is no such end.
 
     Args:
         learning_rate: η, a float or a Keras schedule; None to find it in training, `FoundRate`.

@@ -52,7 +52,8 @@ class FoundRate(DPOptimizer):
         e_t = min(1, (T − t)/(0.3·N))   for t < T,   and 1 where no end is known or it has passed
 
     which takes 15 % of their way from the steps; where M alone limits them they get it back. And
-    p = 0.35·√(300/N) in a run of N > 300 steps: the limit lasts longer, for a run that is longer.
+    p = max(0.35·300/N, 0.07) in a run of N > 300 steps, and after it: the limit lasts longer where
+    there is time for it.
 
     Why: the step of RMSprop has one length for any g̃. Steps that are mostly noise average out and
     may be long. Coherent steps do not, and the length that a network tolerates differs 30-fold
@@ -79,6 +80,7 @@ class FoundRate(DPOptimizer):
     """
 
     _promise = 0.35  # p
+    _least_promise = 0.07
     _long_run = 300  # steps, above which p falls
     _first_steps = 10
     _readings = 2  # of the loss at first
@@ -123,7 +125,8 @@ class FoundRate(DPOptimizer):
         # H, ΣP·h̃, ΣP̄·h̃ of the first steps, the number of steps.
         self._promises = self._add_state((4,), "promises")
         self._rate_factor = self._add_state((), "rate_factor", initializer=ones)
-        self._plan = self._add_state((2,), "plan")  # T and N; 0 where they are not known
+        # T and N, 0 where they are not known, and the largest N so far.
+        self._plan = self._add_state((3,), "plan")
         self._previous = self._add_slots("previous", variables)
         self._gains = self._add_state((len(variables),), "gains")
         self._tensor_factors = self._add_state(
@@ -183,8 +186,8 @@ class FoundRate(DPOptimizer):
 
     def _run_promise(self):
         """Returns p: a run that has time for it may go slowly at first."""
-        longer = tf.where(self._steps_left() > 0, self._plan.value[1] / self._long_run, 0.0)
-        return self._promise * tf.math.rsqrt(tf.maximum(longer, 1.0))
+        longer = tf.maximum(self._plan.value[2] / self._long_run, 1.0)
+        return tf.maximum(self._promise / longer, self._least_promise)
 
     def _wait(self):
         """Returns u, by which the decay is undone as far as it waits."""
@@ -196,8 +199,9 @@ class FoundRate(DPOptimizer):
     def plan_steps(self, steps: int, total: int | None = None) -> None:
         """Tells how many steps a run takes, before its first: the rate falls to 0 at their end.
 
-        `DPModel.fit` does so for itself. A loop of yours may, or leave it out: the rate does not
-        fall to 0 then. After the planned steps it is as before, until others are planned.
+        Above 300 steps it is also lower at first, see p of `FoundRate`. `DPModel.fit` does so for
+        itself. A loop of yours may, or leave it out: the rate does not fall to 0 then. After the
+        planned steps it is as before its end, until others are planned.
 
         Args:
             steps: how many are to come; 0 where it is not known.
@@ -223,7 +227,7 @@ class FoundRate(DPOptimizer):
                 "for a run. Call it from Python before the first step."
             )
         end = int(self.iterations.numpy()) + steps if steps else 0
-        self._plan.assign([end, total])
+        self._plan.assign([end, total, max(total, float(self._plan.value[2]))])
 
     def _end_factor(self):
         """Returns e of this step."""
