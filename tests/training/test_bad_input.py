@@ -229,7 +229,10 @@ def test_batch_normalization_in_training_mode():
 def test_a_reshape_that_joins_examples(columns, match):
     """One that fails with batches of nearly any size keeps TensorFlow's own words."""
     joined = L.Lambda(lambda x: keras.ops.reshape(keras.ops.reshape(x, (-1, columns)), (-1, 4)))
-    refused(private_model(model=plain_model(L.Dense(4), joined)), match)
+    private = private_model(model=plain_model(L.Dense(4), joined))
+    refused(private, match)
+    problem = str(dp.validate(private.model, crossentropy(), *data())[0])
+    assert ("joins examples" in problem) == (columns == 8)
 
 
 def test_stateful_recurrent_layers():

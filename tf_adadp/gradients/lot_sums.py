@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_adadp.clipping import ClippedSums
 from tf_adadp.distribution import replicas
 from tf_adadp.gradients.choose import Engine, make_engine
+from tf_adadp.gradients.compiled_losses import probe
 from tf_adadp.gradients.ghost import GradientPlan
 from tf_adadp.gradients.settings import LayerSettings
 from tf_adadp.utils.attached import ENGINES, attached_dict
@@ -127,9 +128,7 @@ def _built_loss(model, loss, element_spec):
     if loss is None:
         return None
     compile_loss = CompileLoss(loss)
-    x_spec, y_spec = tf.nest.map_structure(
-        lambda s: keras.KerasTensor((2, *s.shape[1:]), dtype=s.dtype.name), element_spec[:2]
-    )
+    x_spec, y_spec = probe(element_spec[:2], rows=2)
     y_pred = compute_output_spec(model, x_spec)
     compute_output_spec(compile_loss, y_spec, y_pred)
     return compile_loss

@@ -24,7 +24,6 @@ from tf_adadp.utils.keras_compat import (
 
 _PER_EXAMPLE_BYTES = 100 * 2**20  # default memory of a physical batch's gradients
 _MAX_PHYSICAL_BATCH = 64
-_DIVISIBLE = 5040  # rows: by all numbers to 10
 _PADDING = 16  # at most: lots are padded to a multiple of it where physical batches are joined
 
 
@@ -69,7 +68,11 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     if y is None and loss is not None:
         raise ValueError("y=None: the compiled loss needs labels. Pass y.")
     validation.check_labels(y, sample_weight)
-    _build(model, probed, element_spec)
+    try:
+        build_symbolically(model, probed)
+    except ValueError:
+        validation.check_batch_sizes(model.model, element_spec[0])
+        raise
     y_pred = compute_output_spec(model.model, x)
     if loss is not None:
         check_reduces_no_batch(loss, y, y_pred)
@@ -94,30 +97,6 @@ def prepare(model: keras.Model, compiled: Compiled, element_spec: tuple) -> Prep
     if not replicas.is_strategy(model.distribute_strategy):  # no batch can be traced there
         validation.warn_of_mixing(model.model, plan, loss, element_spec, y_pred)
     return Prepared(engine, plan, y_pred, released, LayerSettings(model.model))
-
-
-def _build(model, probed, element_spec):
-    """Builds model, loss and metrics; says why where batches of some sizes alone would fit."""
-    try:
-        build_symbolically(model, probed)
-    except ValueError as error:
-        x = element_spec[0]
-        if _takes(model.model, probe(x, _DIVISIBLE)) and not _takes(model.model, probed[0]):
-            raise ValueError(
-                "The model takes batches of some sizes alone, so a layer joins examples; keras."
-                "ops.reshape to (-1, 8) does so where an example has 4 numbers. No example's "
-                "gradient is its own then. Keep the axis of examples: keras.ops.reshape(x, "
-                f"(keras.ops.shape(x)[0], -1)), or keras.layers.Reshape. It failed with: {error}"
-            ) from error
-        raise
-
-
-def _takes(model, x):
-    try:
-        compute_output_spec(model, x)
-    except ValueError:
-        return False
-    return True
 
 
 def check_strategy(model: keras.Model, compiled: Compiled) -> None:

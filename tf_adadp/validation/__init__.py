@@ -13,13 +13,14 @@ from tf_adadp.validation.arguments import (
 from tf_adadp.validation.compatible import compatibility_changes, make_compatible
 from tf_adadp.validation.evaluation import check_validation_data
 from tf_adadp.validation.layers import check_layers, check_overrides, check_weights
-from tf_adadp.validation.mixing import check_reached, warn_of_mixing
+from tf_adadp.validation.mixing import check_batch_sizes, check_reached, warn_of_mixing
 from tf_adadp.validation.report import Report
 from tf_adadp.validation.tokens import check_tokens
 from tf_adadp.validation.tuners import check_tuner
 
 __all__ = [
     "Report",
+    "check_batch_sizes",
     "check_callbacks",
     "check_class_labels",
     "check_data_source",

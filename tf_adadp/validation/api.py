@@ -31,6 +31,7 @@ from tf_adadp.validation.layers import (
 )
 from tf_adadp.validation.mixing import (
     at_one_length,
+    batch_size_problems,
     dropped_problems,
     loss_problems,
     mixing_problems,
@@ -122,7 +123,7 @@ def _problems(model, loss, x, y):
     try:
         compile_loss, spec, y_pred, probed_y = _built(model, loss, spec)
     except Exception as error:  # the user's layers may raise anything
-        yield _failure(model, error, x)
+        yield from list(batch_size_problems(model, spec[0])) or [_failure(model, error, x)]
         return
     yield from weight_problems(model)
     yield from adapter_problems(model)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_adadp.gradients import ghost
 from tf_adadp.gradients.compiled_losses import loss_obstacles, probe
 from tf_adadp.gradients.example_loss import ExampleLoss
-from tf_adadp.gradients.proof.obstacles import Obstacle
+from tf_adadp.gradients.proof.obstacles import Obstacle, first_line
 from tf_adadp.utils.keras_compat import (
     CompileLoss,
     compute_output_spec,
@@ -24,6 +24,7 @@ from tf_adadp.utils.problems import Problem, raise_first
 from tf_adadp.validation.layers import adapter_problems, override_problems
 
 _LENGTH = 8  # of axes of unknown size
+_DIVISIBLE = 5040  # rows: by all numbers to 10
 _ALONE = "in private training every example is worked on alone, as a batch of one"
 _OTHER_AXES = (
     "Work along other axes than the first; to normalise, use GroupNormalization or "
@@ -90,6 +91,35 @@ def _lengthened(spec, like):
     known = [*like, *[None] * len(spec.shape)]
     sizes = [b or _LENGTH if a is None else a for a, b in zip(spec.shape, known, strict=False)]
     return tf.TensorSpec([None, *sizes[1:]], spec.dtype)
+
+
+def batch_size_problems(model: keras.Model, x_spec: Any) -> Iterator[Problem]:
+    """Yields a `Problem` where a model takes batches of some sizes alone.
+
+    Args:
+        model: a built `keras.Model`.
+        x_spec: TensorSpecs of a batch of its inputs.
+    """
+    try:
+        compute_output_spec(model, probe(x_spec))
+        return
+    except Exception as error:  # whatever code of the user's raises
+        reason = first_line(error)
+    try:
+        compute_output_spec(model, probe(x_spec, _DIVISIBLE))
+    except Exception:
+        return  # the size of the batch is not at fault
+    yield Problem(
+        f"The model {model.name!r}",
+        f"takes batches of some sizes alone, so a layer joins examples: {reason}",
+        "Keep the axis of examples in every reshape: keras.ops.reshape(x, (keras.ops.shape(x)[0], "
+        "-1)), or keras.layers.Reshape.",
+    )
+
+
+def check_batch_sizes(model: keras.Model, x_spec: Any) -> None:
+    """Raises ValueError for `batch_size_problems`."""
+    raise_first(batch_size_problems(model, x_spec))
 
 
 def mixing_problems(model: keras.Model, obstacles: Iterable[Obstacle]) -> Iterator[Problem]:
